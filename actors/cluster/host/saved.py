@@ -7,6 +7,7 @@ from typing import Any
 
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.reply import Reply
+from kvactors.core.conversation.records import TOKEN_BYTES
 from kvactors.core.errors import SystemStopped
 from kvactors.persistence.files.naming import SEGMENT_NAME
 from kvactors.persistence.store.store import Store
@@ -101,5 +102,5 @@ def _begins(store: Store, agent: str, request: str) -> int | None:
         del sizes[record.get("keep", len(sizes)) :]
         if record.get("request") == request:
             return sum(sizes)
-        sizes += [len(entry["tokens"]) // 4 for entry in record["turns"]]
+        sizes += [len(entry["tokens"]) // TOKEN_BYTES for entry in record["turns"]]
     return None

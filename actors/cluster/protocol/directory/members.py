@@ -36,42 +36,40 @@ class Members:
         for one whose model says other tokens."""
         node, incarnation, disk = record["node"], record["incarnation"], record["disk"]
         async with self._locks.of(node):
-            self._refuse_other_model(node, record.get("tokenizer", ""))
-            # At once: another one may come while this is written.
-            self._tokenizers[node] = record.get("tokenizer", "")
             member = self._registry.members.get(node)
+            if member is not None and member.disk != disk:
+                raise OtherDisk(node=node)
+            # Noted before it is written: another one may come meanwhile.
+            self._tokenizers[node] = self._of_our_model(node, record)
             if member is None:
                 fresh = Member(node, incarnation, disk)
                 async with self._registry.coming:
                     await self._registry.note(members=[fresh], untold=[node])
-            elif member.disk != disk:
-                raise OtherDisk(node=node)
             elif incarnation > member.incarnation:
                 again = replace(member, incarnation=incarnation, fenced=False)
                 await self._registry.note(members=[again])
             self.last(node, incarnation)
-            self._came(record)
+            self._seen[node] = self._clock.now()
         self._changed()
         return {"node": node, "incarnation": incarnation}
 
-    def _came(self, record: Record) -> None:
-        """A node has said that it is there, and with which tokenizer."""
-        self._seen[record["node"]] = self._clock.now()
-        self._tokenizers[record["node"]] = record.get("tokenizer", "")
-
-    def _refuse_other_model(self, node: str, tokenizer: str) -> None:
+    def _of_our_model(self, node: str, record: Record) -> str:
+        """The tokenizer that a node says it has, if it says so. Raises OtherModel."""
+        tokenizer = str(record.get("tokenizer", ""))
         for other, theirs in self._tokenizers.items():
             differs = tokenizer and theirs and theirs != tokenizer
             there = other not in self._registry.members or self._registry.alive(other)
             if differs and other != node and there:
                 raise OtherModel(node=node, other=other)
+        return tokenizer
 
     async def renew(self, record: Record) -> Record:
         """Another lease from now on, unless the incarnation is over."""
         node = record["node"]
         async with self._locks.of(node):
             self.last(node, record["incarnation"])
-            self._came(record)
+            self._seen[node] = self._clock.now()
+            self._tokenizers[node] = record.get("tokenizer", "")
             self.loads[node] = Load(**record["load"])
         return {}
 

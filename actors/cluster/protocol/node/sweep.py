@@ -58,7 +58,6 @@ class Sweep:
         places = await self._ask("directory", "whose", {"agents": agents})
         for agent, place in places.items():
             again = self._unnamed.pop(agent, None) == place["epoch"]
-            # What cannot be done now is for another time.
             with for_another_time():
                 await self._look_at(agent, place, again=again)
 
