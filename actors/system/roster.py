@@ -12,6 +12,7 @@ from kvactors.actors.system.registry import AgentRegistry
 from kvactors.actors.turns.checks import check_id
 from kvactors.actors.turns.messages_gpu import ReadStats
 from kvactors.actors.turns.messages_store import CountStored, WithStore
+from kvactors.core.conversation.records import TOKEN_BYTES
 from kvactors.core.engine.status import HeldAgent
 from kvactors.core.errors import KvactorsError
 from kvactors.persistence.store.listing import Glance, StoreCounts
@@ -19,7 +20,6 @@ from kvactors.persistence.store.store import Store
 
 __all__ = ["AgentRoster", "AgentState"]
 
-TOKEN_BYTES = 4
 # Ledgers that are read at a time: saves go in between.
 AT_ONCE = 32
 

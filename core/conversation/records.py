@@ -6,9 +6,10 @@ from typing import Any
 
 from kvactors.core.conversation.transcript import READABLE_VERSIONS
 
-__all__ = ["check_records"]
+__all__ = ["TOKEN_BYTES", "check_records"]
 
 TOKEN_BYTES = 4
+"""Of each token id in a turn's `tokens`."""
 
 
 def check_records(records: Sequence[Mapping[str, Any]]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -67,7 +67,8 @@ async def expire(
     if most is None or root is None:
         return gone
     left = await service.claims.idle_agents(time.time())
-    files, sizes = await asyncio.to_thread(_files_of_all, root, left)
+    files = await asyncio.to_thread(lambda: [files_of(root, agent) for agent in left])
+    sizes = {file: size for own in files for file, size in own.items()}
     holders, taken = Counter(file for some in files for file in some), sum(sizes.values())
     for agent, own in zip(left, files, strict=True):
         if taken <= most:
@@ -77,14 +78,6 @@ async def expire(
         holders.subtract(own.keys())
         taken -= sum(sizes[file] for file in own if not holders[file])
     return gone
-
-
-def _files_of_all(root: Path, agents: Sequence[str]) -> tuple[list[dict[int, int]], dict[int, int]]:
-    """What each of these agents has, and all of it together."""
-    files, sizes = [files_of(root, agent) for agent in agents], dict[int, int]()
-    for some in files:
-        sizes.update(some)
-    return files, sizes
 
 
 def files_of(root: Path, agent: str) -> dict[int, int]:
