@@ -11,8 +11,7 @@ connection that is closed over unread bytes is reset, and what the client was to
 
 import asyncio
 import http
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import h11
@@ -139,13 +138,15 @@ class Door(H11Protocol):
             return None
         parts = (line.partition(b":") for line in lines)
         fields = [(name.lower(), value.strip(b" \t")) for name, _, value in parts]
-        if [name for name, _ in fields].count(b"host") != 1:
+        names, said = [name for name, _ in fields], dict(fields)
+        length = length_of(said.get(b"content-length", b"0").decode("latin-1"))
+        if names.count(b"host") != 1 or length is None:
             return None
         asked = path.decode("latin-1")
         try:
             self._gate.admit(fields, asked)
         except Failure as failure:
-            self._speaking = _length(fields) > len(body)
+            self._speaking = b"transfer-encoding" in said or length > len(body)
             return failure, asked
         return None
 
@@ -159,10 +160,3 @@ class Door(H11Protocol):
             + body
         )
         self.transport.close()
-
-
-def _length(fields: Sequence[tuple[bytes, bytes]]) -> float:
-    """How many bytes of a body are said to come."""
-    said = dict(fields)
-    length = length_of(said.get(b"content-length", b"0").decode("latin-1"))
-    return math.inf if b"transfer-encoding" in said else length

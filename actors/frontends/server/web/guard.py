@@ -5,7 +5,6 @@ reader's name; keys are compared in constant time; what is too large is refused 
 """
 
 import hmac
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -23,7 +22,7 @@ __all__ = ["Gate", "Guard", "Limits", "length_of", "shape_of"]
 _OPEN = ("/", "/page/style.css", "/page/page.js", "/health")
 
 
-# Of a length.
+# Of a length, which h11 lets pass.
 MOST_DIGITS = 20
 
 
@@ -70,7 +69,7 @@ class Gate:
             site, goes = first.get(b"sec-fetch-site", ""), first.get(b"sec-fetch-dest", "")
             if site in ("cross-site", "same-site") and goes != "document":
                 raise Failure(403, f"pages of another site ({site}) may not call this server")
-        if length_of(first.get(b"content-length", "0")) > self.most(path):
+        if (length_of(first.get(b"content-length", "0")) or 0) > self.most(path):
             raise self.too_large(path)
         return self._tenant(first, path)
 
@@ -132,10 +131,10 @@ class Guard:
         await self._app(scope, bounded, send)
 
 
-def length_of(said: str) -> float:
-    """Bytes that a Content-Length says; infinitely many for what is no number, or far too long."""
-    digits = said.isascii() and said.isdigit() and len(said) < MOST_DIGITS
-    return int(said) if digits else math.inf
+def length_of(said: str) -> int | None:
+    """Bytes that a Content-Length says; None for what is no length, which h11 refuses."""
+    digits = said.isascii() and said.isdigit() and len(said) <= MOST_DIGITS
+    return int(said) if digits else None
 
 
 def shape_of(path: str) -> Shape:
