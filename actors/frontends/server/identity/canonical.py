@@ -17,11 +17,12 @@ from typing import Any
 import xxhash
 
 from kvactors.actors.frontends.server.exchange.inquiry import Call, Message, Tool
-from kvactors.actors.frontends.server.identity.rules import Rule, strip
 
 __all__ = ["beginning", "canonical", "chains", "in_order", "new_call_id", "tool_marks"]
 
 _GIVEN = "call_kv"
+# Made once: json.dumps makes one for each message of a conversation.
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 _GIVEN_ID = re.compile(_GIVEN + r"[0-9a-f]{24}$")
 
 
@@ -30,19 +31,16 @@ def new_call_id() -> str:
     return _GIVEN + secrets.token_hex(12)
 
 
-def canonical(message: Message, rules: Iterable[Rule] = ()) -> str:
-    """What of a `message` is compared; `rules` take parts out of a system prompt."""
-    text = message.text.strip()
-    if message.role == "system":
-        text = strip(message.text, rules).text.strip()
-    said: list[Any] = [message.role, text]
+def canonical(message: Message) -> str:
+    """What of a `message` is compared."""
+    said: list[Any] = [message.role, message.text.strip()]
     if message.calls and all(_GIVEN_ID.match(call.call_id) for call in message.calls):
         said = ["assistant", [call.call_id for call in message.calls]]
     elif message.calls:
         said.append([_call(call) for call in message.calls])
     if message.role == "tool":
         said.append(message.call_id)
-    return json.dumps(said, ensure_ascii=False)
+    return _ENCODER.encode(said)
 
 
 def beginning(tenant: str) -> bytes:
@@ -50,12 +48,12 @@ def beginning(tenant: str) -> bytes:
     return xxhash.xxh3_128_digest(tenant.encode())
 
 
-def chains(last: bytes, messages: Sequence[Message], rules: Iterable[Rule] = ()) -> list[bytes]:
+def chains(last: bytes, messages: Sequence[Message]) -> list[bytes]:
     """A hash of the conversation up to each of `messages`, that one included, behind the one whose
-    hash is `last`; `rules` as in `canonical`."""
+    hash is `last`."""
     found = list[bytes]()
     for message in messages:
-        said = canonical(message, rules).encode("utf-8", "surrogatepass")
+        said = canonical(message).encode("utf-8", "surrogatepass")
         last = xxhash.xxh3_128_digest(last + said)
         found.append(last)
     return found

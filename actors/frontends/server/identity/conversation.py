@@ -48,7 +48,7 @@ def read(inquiry: Inquiry, rules: Sequence[Rule], goes_on: bytes | None) -> Conv
     stripped = strip(system, rules)
     before = goes_on or beginning(inquiry.client.tenant)
     if goes_on is None:
-        (before,) = chains(before, [Message("system", system)], rules)
+        (before,) = chains(before, [Message("system", stripped.text)])
     said = in_order(messages[first:])
     hashes = tuple(chains(before, said))
     marks = tool_marks(inquiry.tools)
