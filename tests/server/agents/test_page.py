@@ -70,6 +70,25 @@ def test_the_page_needs_nothing_of_others_and_lets_nothing_in(server: Server) ->
 
 
 @needs_browser
+def test_the_interface_is_shown_without_a_network(
+    browser: webdriver.Chrome, server: Server
+) -> None:
+    browser.get(f"{server.url}/docs")
+
+    until(browser, lambda: browser.find_elements(By.CSS_SELECTOR, ".opblock"))
+    shown = {
+        found.text for found in browser.find_elements(By.CSS_SELECTOR, ".opblock-summary-path")
+    }
+    # Chromium breaks long paths with blanks of no width.
+    assert {"/v1/messages", "/agents"} <= {path.replace("\u200b", "") for path in shown}
+    loaded = browser.execute_script(
+        "return performance.getEntriesByType('resource').map(entry => entry.name)"
+    )
+    assert loaded
+    assert [url for url in loaded if not url.startswith((server.url, "data:"))] == []
+
+
+@needs_browser
 def test_what_is_chatted_is_streamed_and_remembered(
     browser: webdriver.Chrome, server: Server
 ) -> None:

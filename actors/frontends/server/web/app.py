@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -53,7 +54,8 @@ def make_app(
 ) -> FastAPI:
     """The ASGI application over a `service` of the models `named`, for whom the `gate` lets
     pass."""
-    app = FastAPI(title="kvactors", docs_url="/docs", redoc_url=None)
+    # FastAPI's own page of the interface takes its script from another host.
+    app = FastAPIOffline("/docs", None, title="kvactors", static_url="/docs-static")
     app.include_router(chat_routes(service, named))
     app.include_router(completion_routes(Completions(service), named))
     index = service.index
