@@ -217,6 +217,7 @@ class Runner:
         if step.asks and any(flying.asks for flying in lane.flying):
             return False
         if step.if_heard and not lane.unread:
+            step.idle = True
             return self._skip(step)
         if any(self.lanes[name].held is not step for name in step.holds[1:]):
             return False

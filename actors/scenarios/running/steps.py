@@ -90,6 +90,7 @@ class Step:
     child: str = ""  # the agent of a fork's other lane
     horizon: int = 0  # what it can quote has a smaller number
     if_heard: bool = False  # of order free: only who heard something goes on
+    idle: bool = False  # skipped since nothing was heard
     distance: int | None = None
     call: Call | None = None
     failed: tuple[str, str] | None = None  # before it could begin: the error's name and text

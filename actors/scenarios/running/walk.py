@@ -120,15 +120,16 @@ class Walk:
                 return False
             if here.phase.order == "free":
                 rounds.append([step for step in laid if step.kind != "hear"])
-                if number > AHEAD and not (yield from self._spoken(rounds.pop(0))):
+                if number > AHEAD and (yield from self._over(rounds.pop(0))):
                     return False
         return False
 
-    def _spoken(self, steps: Sequence[Step]) -> Any:
-        """Whether one of them was taken, once that is known."""
+    def _over(self, steps: Sequence[Step]) -> Any:
+        """Whether nobody had heard anything in a round of these `steps`, and so nobody ever will;
+        once that is known. Who does not speak for another reason may still do so."""
         if open_ := [step for step in steps if not step.ended]:
             yield NotYet(open_)
-        return any(step.text is not None for step in steps)
+        return all(step.idle for step in steps)
 
     def _round(self, here: _Round) -> Steps:
         speakers = yield from self._speakers(here)
