@@ -57,9 +57,8 @@ phases:
 
     run = play(text).run(order=3)
 
-    spoken = [turn.round for turn in run.turns if turn.phase == "days"]
-    assert sorted(set(spoken)) == list(rounds)
-    assert len(spoken) == 3 * len(rounds)
+    spoken = {turn.round for turn in run.turns if turn.phase == "days"}
+    assert sorted(spoken) == list(rounds)
 
 
 @pytest.mark.parametrize("to", ["", "        to: street\n", "        to: [anna, bob]\n"])
