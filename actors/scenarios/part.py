@@ -232,7 +232,8 @@ def replay_runs(source: RunFolder, folder: RunFolder) -> None:
         header, records = read_journal(path)
         journal = Journal(folder.new_journal(script.point.label), header)
         try:
-            Runner(script, journal.append).replay(records)
+            # How far it was laid out when a step failed is in the numbers of its end.
+            Runner(script, journal.append, lockstep=source.lockstep).replay(records)
         finally:
             journal.close()
     folder.begin()

@@ -134,7 +134,9 @@ def replay_run(run: str | Path, out: str | Path) -> list[Run]:
     """Run a folder's `run` again on what its journals have, into the new folder `out`: without a
     model, the same journals byte for byte. Raises InvalidScenario, OSError."""
     source = _open(run)
-    folder = RunFolder.create(Path(out), source.words, source.path, homes=source.homes)
+    folder = RunFolder.create(
+        Path(out), source.words, source.path, homes=source.homes, lockstep=source.lockstep
+    )
     replay_runs(source, folder)
     return _results(folder)
 

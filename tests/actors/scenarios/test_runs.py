@@ -75,6 +75,24 @@ def test_a_replay_makes_the_same_journal_without_a_model(
     assert compare_runs(tmp_path / "out", tmp_path / "again") == {"seed-0": []}
 
 
+def test_what_stopped_in_lockstep_is_replayed(
+    write: Write, tmp_path: Path, system: AgentSystem
+) -> None:
+    fails = """\
+name: stops
+on_failure: stop
+sampling: {max_tokens: 4}
+agents: {anna: {}, bob: {}}
+phases: [{name: days, order: together, rounds: 4, steps: [{ask: "{{ 6 // (3 - round) }}."}]}]
+"""
+    Scenario.load(write(fails)).run(system, out=tmp_path / "out", lockstep=True)
+
+    [run] = replay_run(tmp_path / "out", tmp_path / "again")
+
+    assert [event.kind for event in run.events][-2:] == ["stop", "end"]
+    assert (tmp_path / "again" / LABEL).read_bytes() == (tmp_path / "out" / LABEL).read_bytes()
+
+
 def test_a_journal_of_another_scenario_is_not_replayed(
     write: Write, tmp_path: Path, system: AgentSystem
 ) -> None:
