@@ -23,6 +23,7 @@ from kvactors.actors.scenarios.files.templates import (
     placed,
     template,
 )
+from kvactors.core.text import check_text
 
 __all__ = ["ALL", "Cast", "Member", "make_cast"]
 
@@ -181,7 +182,7 @@ def _persona(
     for column in sorted(columns_of(text, "agent") - set(vars(view))):
         raise wrong(f"{view.name} has no column {column!r}: {nearest(column, vars(view))}")
     try:
-        return str(text.render(**base, agent=view))
+        return check_text("the persona", str(text.render(**base, agent=view)))
     except Exception as error:  # Whatever a template may do.
         raise wrong(f"of {view.name}: {error}") from error
 

@@ -11,6 +11,7 @@ from kvactors.actors.scenarios.files.templates import expression, template
 from kvactors.actors.scenarios.running.answers import Answers
 from kvactors.actors.scenarios.running.script import Script
 from kvactors.actors.scenarios.running.steps import Call, Step
+from kvactors.core.text import check_text
 
 __all__ = ["Asked", "as_heard", "make_call"]
 
@@ -60,7 +61,7 @@ def _names(script: Script, answers: Answers, asked: Asked, step: Step) -> dict[s
 
 
 def _filled(source: str, names: dict[str, Any]) -> str:
-    return str(template(source).render(**names))
+    return check_text("what a template makes", str(template(source).render(**names)))
 
 
 def as_heard(script: Script, source: Step) -> str:

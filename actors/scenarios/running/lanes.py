@@ -44,7 +44,7 @@ class Lane:
         if isinstance(record, Heard) and not self.answered:
             assert step.call is not None
             self.told.append(step.call.text)
-        elif memory > self.memory:
+        elif memory > self.memory or step.kind == "probe":
             self.answered = self.answered or record.step
         self.memory = memory
 

@@ -124,11 +124,19 @@ def _of_probe(step: Step, answer: str) -> dict[str, Any]:
     if call.expected is not None:
         right = as_expected(answer, call.expected, words.match)
     return {
-        "expected": None if words.never_told else call.expected,
+        "expected": _expected(step),
         "right": right,
         "about": words.about,
         "distance": step.distance,
     }
+
+
+def _expected(step: Step) -> str | None:
+    """The answer that a step wants, if it is a probe of what was told."""
+    words, call = step.words, step.call
+    if not isinstance(words, ProbeWords) or call is None or words.never_told:
+        return None
+    return call.expected
 
 
 def same(step: Step, record: Record) -> bool:
@@ -141,7 +149,7 @@ def same(step: Step, record: Record) -> bool:
         return isinstance(record, Failure) and record.error == step.failed[0]
     if isinstance(record, Turn):
         asked = step.asks and step.call is not None and record.prompt == step.call.text
-        return asked and step.said in (None, record.answer)
+        return asked and step.said in (None, record.answer) and record.expected == _expected(step)
     if isinstance(record, Heard):
         told = step.source is not None and step.source.kind == "tell"
         text = step.call.text if step.call is not None and told else ""
@@ -156,6 +164,8 @@ def diverged(step: Step | None, record: Record) -> str:
         what += f" with the prompt {step.call.text!r:.80} and not {record.prompt!r:.80}"
         if step.said is not None:
             what += f", which answers {step.said!r:.80} and not {record.answer!r:.80}"
+        if (expected := _expected(step)) != record.expected:
+            what += f", which expects {expected!r:.80} and not {record.expected!r:.80}"
     return (
         f"step {record.step} of the journal is not what the scenario says now ({what}): go on with "
         "the scenario as it was, or begin another run"

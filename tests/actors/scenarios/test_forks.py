@@ -218,3 +218,17 @@ def test_a_fork_does_not_change_what_was_before_it(
     with pytest.raises(InvalidScenario, match="step 1 of the journal is not what"):
         fork_run(tmp_path / "out", 5, tmp_path / "b", settings=settings)
     assert not (tmp_path / "b").exists()
+
+
+def test_a_fork_does_not_change_whom_a_probe_asked_or_what_it_expected(
+    write: Write, tmp_path: Path, system: AgentSystem
+) -> None:
+    probe = 'probes: [{name: was, who: bob, after: first, ask: "What?", expect: word}]\n'
+    [run] = Scenario.load(write(LATE + probe)).run(system, out=tmp_path / "out")
+    [asked] = [turn for turn in run.turns if turn.verb == "probe"]
+    step = next(turn.step for turn in run.turns if turn.phase == "second")
+
+    with pytest.raises(InvalidScenario, match=f"at step {asked.step} it has answered as who"):
+        fork_run(tmp_path / "out", step, tmp_path / "a", settings=["agents.bob.persona=Other."])
+    with pytest.raises(InvalidScenario, match="which expects 'other' and not 'word'"):
+        fork_run(tmp_path / "out", step, tmp_path / "b", settings=["probes.was.expect=other"])

@@ -48,6 +48,11 @@ def test_a_strange_file_is_refused_in_words(write: Write, text: str, told: str) 
     [
         ("Who are you?", '"{{"', "scenario.yaml:8: phases.0.steps.0.ask: '{{' is no template"),
         ("{{ agent.name }}", "{{", "scenario.yaml:4: agents.anna.persona: 'You are {{.' is no"),
+        (
+            "{{ agent.name }}",
+            "{{ '\\ud83d' }}",
+            "anna: the persona has a lone surrogate, '\\ud83d'",
+        ),
         ("steps:", "when: '1 +'\n    steps:", "scenario.yaml:7: phases.0.when: '1 +' is no expr"),
         ("phases:", "channels: {a: {form: '{{'}}\nphases:", "channels.a.form: '{{' is no template"),
         ("phases:", "stop: [{when: '('}]\nphases:", "stop.0.when: '(' is no expression"),

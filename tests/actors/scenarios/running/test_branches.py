@@ -174,3 +174,18 @@ def test_nothing_is_begun_behind_a_restart_that_is_not_over(play: MakePlay) -> N
 
     assert made.open_behind == {"restart": 0, "end": 0}
     assert len(run.turns) == 9
+
+
+@pytest.mark.parametrize("word", ["expect", "ask"])
+def test_half_a_character_that_a_template_makes_is_a_failure_of_its_step(
+    play: MakePlay, word: str
+) -> None:
+    half = """'{{ "\\ud83d" }}'"""
+    words = {"ask": '"Which?"', "expect": '"?"', word: half}
+    probe = f"probes: [{{name: mood, ask: {words['ask']}, expect: {words['expect']}}}]\n"
+
+    run = play(TWO + probe).run()
+
+    assert run.ended
+    assert {failure.error for failure in run.failures} == {"InvalidInput"}
+    assert "what a template makes has a lone surrogate" in run.failures[0].text
