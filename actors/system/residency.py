@@ -11,7 +11,7 @@ from kvactors.actors.system.registry import AgentRegistry
 from kvactors.actors.turns.checks import check_id, check_turn
 from kvactors.actors.turns.messages_agent import Adopt, Leave, Prefetch
 from kvactors.actors.turns.messages_store import WithStore
-from kvactors.core.errors import InvalidConfig, InvalidInput, SystemStopped
+from kvactors.core.errors import InvalidConfig, InvalidInput, KvactorsError, SystemStopped
 
 __all__ = ["Residency"]
 
@@ -55,25 +55,38 @@ class Residency:
         actor = self._agents.actor(agent_id)
         if actor is None:
             return
-        if self._router.receiver(agent_id) is not None:
-            raise InvalidInput(
-                f"agent {agent_id!r} has a behaviour, whose state would be lost: stop that first"
-            )
+        self._check_behaviour(agent_id)
+        ticket = self._host.send(actor, Leave, seconds, streamed=False)
         try:
-            self._host.send(actor, Leave, seconds, streamed=False).reply.get()
+            ticket.reply.get()
         except SystemStopped:
             # Somebody else let it go in the meantime.
             if not actor.deactivated:
                 raise
             return
-        self._save(actor)
+        except KvactorsError:
+            raise
+        except BaseException as error:  # Ctrl-C: it is not to leave any more.
+            if not ticket.reject(error):
+                self._go_on(actor)
+            raise
+        try:
+            # All of its turns are written first.
+            message = WithStore(lambda _: None, agent_id)
+            self._lifecycle.ask(self._lifecycle.persistence, message)
+            self._check_behaviour(agent_id)
+        except BaseException:
+            self._go_on(actor)
+            raise
         self._agents.take_out(actor)
 
-    def _save(self, actor: AgentActor) -> None:
-        """Have all of an agent's turns written. Raises SaveFailed; then it goes on."""
-        try:
-            message = WithStore(lambda _: None, actor.agent_id)
-            self._lifecycle.ask(self._lifecycle.persistence, message)
-        except BaseException:
-            send(actor.actor_ref, Adopt(self._host.info, ReplyFuture()))
-            raise
+    def _check_behaviour(self, agent_id: str) -> None:
+        """Raise InvalidInput if an agent has one; it may begin one at any time."""
+        if self._router.receiver(agent_id) is not None:
+            raise InvalidInput(
+                f"agent {agent_id!r} has a behaviour, whose state would be lost: stop that first"
+            )
+
+    def _go_on(self, actor: AgentActor) -> None:
+        """It was to leave, and takes turns again."""
+        send(actor.actor_ref, Adopt(self._host.info, ReplyFuture()))

@@ -1,6 +1,8 @@
 """Agents that leave memory and stay on disk: what ends first, who is told, and how they return."""
 
 import gc
+import os
+import signal
 import threading
 import weakref
 from pathlib import Path
@@ -104,6 +106,55 @@ def test_an_agent_whose_turn_takes_too_long_stays(open_system: OpenSystem) -> No
     assert system.find("alice") is alice
     assert turn.get(timeout=WAIT).durable.get(timeout=WAIT)
     asked(alice, [3])
+
+
+def test_who_presses_ctrl_c_leaves_the_agent_in_memory(open_system: OpenSystem) -> None:
+    model = FaultyModel()
+    system = open_system(model)
+    alice = system.spawn("alice")
+    gate = model.hold()
+    turn = alice.ask([1, 2], sampling=SHORT)
+    assert model.reached.wait(WAIT)
+
+    interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        system.deactivate("alice")
+    gate.set()
+
+    assert turn.get(timeout=WAIT).durable.get(timeout=WAIT)
+    asked(alice, [3])
+    assert system.wait_idle(WAIT)
+
+
+def test_an_agent_that_is_given_a_behaviour_while_it_leaves_stays(open_system: OpenSystem) -> None:
+    class Thinks(AgentBehaviour):
+        async def on_message(self, message: Any, sender: Agent | None) -> str:
+            return (await self.think(message, sampling=SHORT)).finish_reason
+
+    model = FaultyModel()
+    system = open_system(model)
+    alice = system.spawn("alice")
+    gate = model.hold()
+    alice.ask([1, 2], sampling=SHORT)
+    assert model.reached.wait(WAIT)
+    refused = list[BaseException]()
+
+    def leave() -> None:
+        with pytest.raises(InvalidInput, match="has a behaviour") as caught:
+            system.deactivate("alice")
+        refused.append(caught.value)
+
+    leaving = threading.Thread(target=leave)
+    leaving.start()
+    leaving.join(0.05)
+    thinks = system.spawn("alice", behaviour=Thinks())
+    gate.set()
+    leaving.join(WAIT)
+
+    assert refused
+    assert thinks.request([5]).get(timeout=WAIT) == "length"
+    assert system.find("alice") is not None
 
 
 def test_an_agent_whose_turns_the_disk_refuses_stays_and_goes_on(open_system: OpenSystem) -> None:
