@@ -90,10 +90,10 @@ class AgentHost:
             ticket.reject(left)
             raise left
         if timeout is not None:
-            # Weakly: a reply that arrived long ago is not kept for its deadline.
-            weak = weakref.ref(ticket)
+            # Weakly: neither a reply that arrived long ago nor an agent is kept for a deadline.
+            whose, what = weakref.ref(actor), weakref.ref(ticket)
             rest = max(0.0, timeout - (self._now() - begun))
-            self._after(rest, lambda: _expire(actor, weak(), timeout))
+            self._after(rest, lambda: _expire(whose(), what(), timeout))
         return ticket
 
 
@@ -104,8 +104,8 @@ def gone(agent_id: str, *, deactivated: bool = False) -> SystemStopped:
     return SystemStopped(f"agent {agent_id!r} was forgotten or stopped")
 
 
-def _expire(actor: AgentActor, ticket: Ticket | None, seconds: float) -> None:
-    if ticket is not None and not ticket.reply.done:
+def _expire(actor: AgentActor | None, ticket: Ticket | None, seconds: float) -> None:
+    if actor is not None and ticket is not None and not ticket.reply.done:
         send(actor.actor_ref, CancelTurn(ticket, _late(actor, seconds)))
 
 

@@ -26,7 +26,7 @@ class Origin(Protocol):
         """It will not be handled."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Deliver:
     """To a behaviour's actor: one message. Goes into the bounded lane."""
 

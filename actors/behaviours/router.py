@@ -7,6 +7,7 @@ it is accepted until it was handled: `wait_idle` waits for these.
 
 import logging
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -151,7 +152,9 @@ class MessageRouter:
         self._post(deliver)
         if timeout is not None:
             late = TurnTimeout(f"{to!r} did not answer within {timeout:g} s")
-            self.after(timeout, lambda: self.give_up(deliver, late))
+            # Weakly: what was answered long ago is not kept for its deadline.
+            weak = weakref.ref(deliver)
+            self.after(timeout, lambda: self.give_up(weak(), late))
         return reply
 
     def give_up(self, deliver: Deliver | None, error: TurnTimeout) -> None:

@@ -1,5 +1,6 @@
 """Blocking work: what would hold up the threads that agents share runs on others."""
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.core.errors import SystemStopped
 
 __all__ = ["BlockingWork"]
+
+logger = logging.getLogger(__name__)
 
 AT_ONCE = 4
 MOST = 1000
@@ -40,27 +43,24 @@ class BlockingWork:
             self._begin()
             if not here:
                 self._queue.append((function, future))
-                self._begin_next()
         if here:
             with waiting(may=True):
                 self._work(function, future)
+        else:
+            self._begin_next()
         return future
 
     def close(self) -> None:
         """Begin nothing more; does not wait for what runs."""
         with self._lock:
             self._closed = True
-            left = list(self._queue)
-            self._queue.clear()
-        for _, future in left:
-            future.reject(SystemStopped(STOPPED))
-            self._end()
+        self._refuse(SystemStopped(STOPPED))
 
     def rests(self) -> None:
         """A thread of a call begins to wait."""
         with self._lock:
             self._busy -= 1
-            self._begin_next()
+        self._begin_next()
 
     def goes_on(self) -> None:
         """What it waited for is there."""
@@ -76,11 +76,28 @@ class BlockingWork:
             self._end()
 
     def _begin_next(self) -> None:
-        """Begin what waits, as far as there may be more at once. The lock is held."""
-        while self._queue and self._busy < AT_ONCE and self._threads < MOST:
-            self._threads, self._busy = self._threads + 1, self._busy + 1
-            call = self._queue.popleft()
-            threading.Thread(target=self._run, args=call, name="kvactors-blocking").start()
+        """Begin what waits, as far as there may be more at once. Where the machine has no thread
+        for it, whoever runs begins it later; it fails if nobody does."""
+        try:
+            with self._lock:
+                while self._queue and self._busy < AT_ONCE and self._threads < MOST:
+                    call = self._queue[0]
+                    threading.Thread(target=self._run, args=call, name="kvactors-blocking").start()
+                    self._queue.popleft()
+                    self._threads, self._busy = self._threads + 1, self._busy + 1
+        except (RuntimeError, MemoryError) as error:
+            logger.warning("a thread for what blocks cannot be had: %s", error)
+            if not self._busy:
+                self._refuse(error)
+
+    def _refuse(self, error: BaseException) -> None:
+        """What waits will not begin."""
+        with self._lock:
+            left = list(self._queue)
+            self._queue.clear()
+        for _, future in left:
+            future.reject(error)
+            self._end()
 
     def _run(self, function: Callable[[], Any], future: ReplyFuture[Any]) -> None:
         mark_pool_thread(shared=False)
@@ -90,4 +107,4 @@ class BlockingWork:
         finally:
             with self._lock:
                 self._threads, self._busy = self._threads - 1, self._busy - 1
-                self._begin_next()
+            self._begin_next()

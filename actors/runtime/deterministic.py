@@ -88,7 +88,7 @@ class SeededDispatcher(Dispatcher):
         self._timer = timer
         self._thread = thread
         self._waiting: list[Runnable] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # As that of a mailbox.
         self._until: Callable[[], bool] = bool
         self._deadline: float | None = None
         self._paused = threading.Event()

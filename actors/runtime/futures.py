@@ -4,6 +4,7 @@ import logging
 import queue
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -40,6 +41,20 @@ class _Settled(NamedTuple):
     value: Any = None
     error: BaseException | None = None
     traceback: TracebackType | None = None
+
+
+class _Calls(threading.local):
+    """Callbacks that this thread is in the middle of, one within the other, and those that wait
+    until it is out of them."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.later = deque[Callable[[], None]]()
+
+
+_calls = _Calls()
+# Futures that settle each other, one within the other: each takes some frames of Python's stack.
+MOST_NESTED = 50
 
 
 class ReplyFuture(Future[T]):
@@ -199,11 +214,20 @@ class ReplyFuture(Future[T]):
         return done
 
     def _call(self, callback: "Callable[[ReplyFuture[T]], object]") -> None:
-        """Who settles a future is not to fail by what others do with it."""
+        """Who settles a future is not to fail by what others do with it, nor by how many others
+        settle one after the other."""
+        if _calls.depth == MOST_NESTED:
+            _calls.later.append(lambda: self._call(callback))
+            return
+        _calls.depth += 1
         try:
             callback(self)
         except BaseException:
             logger.exception("a callback of a future raised")
+        finally:
+            _calls.depth -= 1
+        while _calls.later and not _calls.depth:
+            _calls.later.popleft()()
 
 
 def _late(timeout: float | None) -> WaitTimeout:

@@ -102,7 +102,8 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._actor: Reader | None = None
-        self._lock = threading.Lock()
+        # Whoever holds it may be collecting garbage, such as a stream that cancels its turn here.
+        self._lock = threading.RLock()
         self._system: deque[Any] = deque()
         self._prompts: deque[Any] = deque()
         # Senders that wait for room, in order, with the future that tells them.

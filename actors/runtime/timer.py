@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from kvactors.actors.runtime.blocking import mark_pool_thread
+
 __all__ = ["Timer"]
 
 logger = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ class Timer:
             self._thread.join()
 
     def _run(self) -> None:
+        mark_pool_thread(shared=True)
         while True:
             with self._changed:
                 while not self._due or self._due[0][0] > time.monotonic():

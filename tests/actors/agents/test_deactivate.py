@@ -206,6 +206,26 @@ def test_an_actor_may_not_wait_for_an_agent_to_leave(open_system: OpenSystem) ->
         system.spawn("alice", behaviour=Tries()).request("now").get(timeout=WAIT)
 
 
+def test_an_agent_that_left_is_not_kept_until_the_time_limit_of_a_turn(
+    open_system: OpenSystem,
+) -> None:
+    system = open_system()
+
+    def left() -> weakref.ref[Any]:
+        alice = system.spawn("alice")
+        actor = weakref.ref(system.parts.agents.actor("alice"))
+        alice.ask([1, 2], sampling=SHORT, timeout=600).get(timeout=WAIT)
+        system.deactivate("alice")
+        return actor
+
+    actor = left()
+    # A thread lets go of what it handled last.
+    asked(system.spawn("bob"), [1])
+    gc.collect()
+
+    assert actor() is None
+
+
 def test_a_hundred_agents_that_come_and_go_leave_nothing(
     open_system: OpenSystem, tmp_path: Path
 ) -> None:

@@ -1,7 +1,9 @@
 """Who may wait for what: plain functions, asyncio, what blocks, full mailboxes, and the end."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -202,3 +204,24 @@ def test_a_behaviour_belongs_to_one_agent(system: AgentSystem) -> None:
         system.spawn("b", behaviour=behaviour)
     with pytest.raises(InvalidInput, match="has a behaviour"):
         system.spawn("a", behaviour=Recorder())
+
+
+def test_what_was_answered_is_not_kept_until_its_time_limit(system: AgentSystem) -> None:
+    class Letter:
+        """What is sent and answered."""
+
+    class Echo(AgentBehaviour):
+        def on_message(self, message: Letter, sender: Agent | None) -> Letter:
+            return Letter()
+
+    echo = system.spawn("echo", behaviour=Echo())
+
+    def asked() -> list[weakref.ref[Letter]]:
+        sent = Letter()
+        return [weakref.ref(sent), weakref.ref(echo.request(sent, timeout=600).get(timeout=WAIT))]
+
+    letters = [letter for _ in range(20) for letter in asked()]
+    assert system.wait_idle(WAIT)
+    gc.collect()
+
+    assert sum(letter() is not None for letter in letters) <= 2  # the thread's last one

@@ -1,0 +1,128 @@
+"""Futures and threads under strain: long chains, no thread to be had, garbage at a bad moment."""
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pooled import Recorder, Work
+
+from kvactors.actors.runtime.blocking import check_may_block
+from kvactors.actors.runtime.blocking_pool import AT_ONCE, BlockingWork
+from kvactors.actors.runtime.dispatcher import Dispatcher
+from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.runtime.mailbox import Envelope
+from kvactors.actors.runtime.timer import Timer
+from kvactors.core.errors import BlockingCall
+
+WAIT = 30
+
+
+def test_a_chain_of_futures_is_settled_however_long_it_is() -> None:
+    first, *others = chain = [ReplyFuture[str]() for _ in range(5 * sys.getrecursionlimit())]
+    for source, follower in zip(chain, others, strict=False):
+        source.on_done(follower.follow)
+
+    first.resolve("done")
+
+    assert chain[-1].get(timeout=0) == "done"
+
+
+def test_callbacks_that_wait_for_others_are_called_by_who_settles() -> None:
+    threads = set[int]()
+    first, *others = chain = [ReplyFuture[None]() for _ in range(200)]
+    for source, follower in zip(chain, others, strict=False):
+        source.on_done(follower.follow)
+        source.on_done(lambda _: threads.add(threading.get_ident()))
+
+    settling = threading.Thread(target=first.resolve, args=(None,))
+    settling.start()
+    settling.join(WAIT)
+
+    assert threads == {settling.ident}
+
+
+def test_garbage_that_is_collected_under_a_mailboxs_lock_may_write_to_it(pool: Dispatcher) -> None:
+    actor = Recorder(pool)
+    ref = actor.begin()
+    ref.ask("there", timeout=WAIT)
+
+    class Collects:
+        """A lane that is looked at when a stream is let go, which cancels its turn."""
+
+        when_full = "refuse"
+
+        @property
+        def capacity(self) -> int:
+            ref.tell("cancelled")
+            return 10
+
+    actor.actor_inbox.lane = Collects()  # type: ignore[assignment]
+    asking = threading.Thread(target=ref.tell, args=(Work(1),), daemon=True)
+    asking.start()
+    asking.join(WAIT)
+
+    assert not asking.is_alive()
+    seen = ref.ask("last", timeout=WAIT)
+    assert "cancelled" in seen
+    assert actor.actor_inbox.offer(Envelope(Work(2))) is None
+
+
+def test_a_callback_of_the_timer_may_not_wait() -> None:
+    timer, refused = Timer(), ReplyFuture[str]()
+
+    def wait() -> None:
+        try:
+            check_may_block()
+        except BlockingCall as error:
+            refused.resolve(str(error))
+        else:
+            refused.resolve("")
+
+    timer.after(0.0, wait)
+
+    assert "would stop other agents" in refused.get(timeout=WAIT)
+    timer.close()
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From when it is called on there are no threads any more."""
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    return lambda: monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+def test_what_blocks_waits_for_a_thread_while_others_run(no_threads: Callable[[], None]) -> None:
+    ended = list[int]()
+    work = BlockingWork(lambda: None, lambda: ended.append(1))
+    gate = threading.Event()
+    runs = work.run(lambda: gate.wait(WAIT), here=False)
+
+    no_threads()
+    waits: Any = [work.run(lambda: "never", here=False) for _ in range(2 * AT_ONCE)]
+    assert not any(future.done for future in waits)
+    gate.set()
+
+    for future in waits:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            future.get(timeout=WAIT)
+    assert runs.get(timeout=WAIT) is True
+    assert len(ended) == 1 + len(waits)
+
+
+def test_what_blocks_fails_where_no_thread_can_be_had(
+    monkeypatch: pytest.MonkeyPatch, no_threads: Callable[[], None]
+) -> None:
+    work = BlockingWork(lambda: None, lambda: None)
+    no_threads()
+
+    for _ in range(2 * AT_ONCE):
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            work.run(lambda: "never", here=False).get(timeout=WAIT)
+    monkeypatch.undo()
+
+    assert work.run(lambda: "now", here=False).get(timeout=WAIT) == "now"
