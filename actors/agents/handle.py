@@ -227,6 +227,15 @@ class Agent:
 
         return self.host.send(self._actor, make, None, streamed=False).reply
 
+    def forget_own(self, turns: int, last: Turn) -> ReplyFuture[Rewound]:
+        """Rewind so many `turns`, unless another one than `last` is the last one by then: for who
+        takes back what it asked for itself. Raises as a prompt does at once."""
+
+        def make(ticket: Ticket) -> Prompt:
+            return Rewind(ticket, turns, None, last=last)
+
+        return self.host.send(self._actor, make, None, streamed=False).reply
+
     def cancel(self) -> None:
         """End the running turn at the next step; it replies with what was decoded.
 

@@ -15,9 +15,11 @@ __all__ = ["rewind"]
 
 def rewind(message: Rewind, transcript: Transcript, services: AgentServices) -> None:
     """Do what `message` says to `transcript`, through `services` to its ledger too. What was done
-    under its request id before is not done again: then it is answered with what is left."""
+    under its request id before is not done again, nor what concerns a turn that is not the last
+    one: then it is answered with what is left."""
     ticket = message.ticket
-    if transcript.answered.get(message.request_id) is not None:
+    again = transcript.answered.get(message.request_id) is not None
+    if again or (message.last and not any(message.last is turn for turn in transcript.turns[-1:])):
         services.confirm(ticket)
     else:
         try:

@@ -15,7 +15,7 @@ from pykka import Future
 from kvactors.actors.agents.handle import Agent
 from kvactors.actors.behaviours.behaviour import AgentBehaviour
 from kvactors.actors.behaviours.context import Context, Services
-from kvactors.actors.behaviours.forgetting import exchanges_at_end
+from kvactors.actors.behaviours.forgetting import forget_own
 from kvactors.actors.behaviours.mail import Deliver, GiveUp
 from kvactors.actors.behaviours.runs import (
     ChildFailed,
@@ -265,10 +265,9 @@ class BehaviourActor(SystemActor):
     def _restart(self, message: Restart) -> None:
         if message.run not in self._runs:
             return
-        count = exchanges_at_end(self._agent, message.run.left)
-        message.run.left = []
-        if count:
-            self._agent.rewind(count).on_done(lambda _: send(self.actor_ref, message))
+        left, message.run.left = message.run.left, []
+        if left:
+            forget_own(self._agent, left).on_done(lambda _: send(self.actor_ref, message))
             return
         self._supervisor.restarted(self._agent.agent_id)
         self._behaviour = self._made()

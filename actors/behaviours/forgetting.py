@@ -1,13 +1,19 @@
 """Which turns in an agent's memory a message left there, so that a restart forgets these alone."""
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from kvactors.actors.agents.handle import Agent
-from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.errors import SaveQueueFull
+from kvactors.actors.runtime.futures import ReplyFuture, resolved
 from kvactors.actors.turns.reply import Reply
+from kvactors.core.conversation.turn import Turn
+from kvactors.core.errors import MailboxFull
 
-__all__ = ["exchanges_at_end", "left_by"]
+__all__ = ["forget_own", "left_by"]
+
+logger = logging.getLogger(__name__)
 
 
 def left_by(agent: object, asked: ReplyFuture[Reply]) -> ReplyFuture[Any]:
@@ -25,14 +31,29 @@ def left_by(agent: object, asked: ReplyFuture[Reply]) -> ReplyFuture[Any]:
     return left
 
 
-def exchanges_at_end(agent: object, left: Iterable[ReplyFuture[Any]]) -> int:
-    """How many exchanges at the end of the transcript of `agent` are those that were `left`, which
-    are done. What somebody else's turn came after is not counted: only the end can be forgotten."""
+def forget_own(agent: Any, left: Iterable[ReplyFuture[Any]]) -> ReplyFuture[Any]:
+    """Let `agent` forget the exchanges at the end of its transcript that were `left`, which are
+    done. What somebody else's turn came after, or comes after meanwhile, stays: only the end can be
+    forgotten. So does all of it where others wait for a full lane, or no turn can be kept."""
     own = [value for one in left if (value := one.get()) is not None]
+    try:
+        return _forget(agent, own) if own else resolved()
+    except (MailboxFull, SaveQueueFull) as error:
+        logger.warning("what a failed message left is not forgotten: %s", error)
+        return resolved()
+
+
+def _forget(agent: Any, own: Sequence[Any]) -> ReplyFuture[Any]:
     if not isinstance(agent, Agent):
-        return len(own)
-    turns = agent.transcript().turns if own else ()
-    ours = {id(turn) for turn in own}
+        forgotten: ReplyFuture[Any] = agent.rewind(len(own))
+        return forgotten
+    turns = agent.transcript().turns
+    count = _exchanges_at_end(turns, {id(turn) for turn in own})
+    return agent.forget_own(count, turns[-1]) if count else resolved()
+
+
+def _exchanges_at_end(turns: Sequence[Turn], ours: Container[int]) -> int:
+    """How many exchanges at the end of `turns` have the ids `ours`."""
     keep, count = len(turns), 0
     while keep and id(turns[keep - 1]) in ours:
         answered = keep > 1 and turns[keep - 1].is_answer and not turns[keep - 2].is_answer

@@ -13,6 +13,7 @@ from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.messages_gpu import Saved
 from kvactors.actors.turns.options import TurnOptions
 from kvactors.actors.turns.ticket import Ticket
+from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import SystemStopped
 from kvactors.core.model.info import ModelInfo
 from kvactors.core.schedule.events import Finished
@@ -72,6 +73,8 @@ class Rewind(_InPromptLane):
     """How many tokens to keep, or None."""
     request_id: str | None = None
     """Names it: what was taken back under this id is not taken back again."""
+    last: Turn | None = None
+    """The turn that has to be the last one then, or nothing is forgotten; None: whichever is."""
 
 
 @dataclass(frozen=True, slots=True)

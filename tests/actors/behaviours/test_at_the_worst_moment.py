@@ -20,6 +20,7 @@ from kvactors.actors import (
 )
 from kvactors.actors.runtime.deterministic import VirtualTimer
 from kvactors.actors.runtime.supervision import Restarts
+from kvactors.actors.testing import FaultyModel
 from kvactors.core.errors import BehaviourFailed, BlockingCall, InvalidConfig, MailboxFull
 from kvactors.core.testing.models import Faulty
 
@@ -227,3 +228,48 @@ def test_what_is_waited_for_as_long_as_it_takes_is_waited_for(
 
     again = open_system(store=tmp_path / "kept")
     assert [known.agent_id for known in again.known_agents()] == ["a"]
+
+
+class FailsLate(AgentBehaviour):
+    """Takes a turn, says so, and fails once it is let."""
+
+    def __init__(self, thought: threading.Event, let: threading.Event) -> None:
+        self.thought, self.let = thought, let
+
+    async def on_message(self, message: Any, sender: Agent | None) -> None:
+        await self.think([7, 7], sampling=SHORT)
+        self.thought.set()
+        await self.run_blocking(lambda: self.let.wait(WAIT))
+        raise ValueError("late")
+
+
+@pytest.mark.parametrize(("capacity", "waiting"), [(1000, 0), (1, 1)])
+def test_a_restart_takes_back_nothing_that_others_are_just_being_answered(
+    open_system: OpenSystem, capacity: int, waiting: int
+) -> None:
+    model, thought, let = FaultyModel(), threading.Event(), threading.Event()
+    system = open_system(model)
+    agent = system.spawn(
+        "a",
+        prompt_lane=LanePolicy(capacity, "refuse"),
+        behaviour=lambda: FailsLate(thought, let),
+        supervision=Supervision("rewind", backoff=0),
+    )
+    fails = agent.request("go")
+    assert thought.wait(WAIT)
+    gate = model.hold()
+    others = [agent.ask([9, 9, 9], sampling=SHORT)]
+    assert model.reached.wait(WAIT)
+    others += [agent.ask([8, 8], sampling=SHORT) for _ in range(waiting)]
+
+    let.set()
+    with pytest.raises(ValueError, match="late"):
+        fails.get(timeout=WAIT)
+    gate.set()
+
+    assert all(other.get(timeout=WAIT).token_ids for other in others)
+    assert system.wait_idle(WAIT)
+    assert len(agent.transcript().turns) == 2 * (2 + waiting)
+    # It was begun anew, whatever stays.
+    with pytest.raises(ValueError, match="late"):
+        agent.request("go").get(timeout=WAIT)
