@@ -161,7 +161,7 @@ class Agent:
         """
         turn = _checked(self.host, prompt, options)
         ticket = self._send(turn, streamed=True)
-        return ReplyStream(ticket, turn.sampling.stop, lambda: self._cancel(ticket))
+        return ReplyStream(ticket, turn.sampling.stop, lambda: _cancel(self._actor, ticket))
 
     async def ask_async(
         self, prompt: str | Sequence[int] | None = None, **options: Unpack[AskOptions]
@@ -173,7 +173,7 @@ class Agent:
             reply: Reply = await ticket.reply
         except BaseException:
             if not ticket.reply.done:
-                self._cancel(ticket)
+                _cancel(self._actor, ticket)
             raise
         return reply
 
@@ -185,7 +185,7 @@ class Agent:
         cancelling the task cancels the turn."""
         turn = _checked(self.host, prompt, options)
         ticket = self._send(turn, streamed=True)
-        return AsyncReplyStream(ticket, turn.sampling.stop, lambda: self._cancel(ticket))
+        return AsyncReplyStream(ticket, turn.sampling.stop, lambda: _cancel(self._actor, ticket))
 
     def deliver(self, message: Any) -> ReplyFuture[None]:
         """Send a message to the agent's behaviour, from outside of the agents.
@@ -241,7 +241,7 @@ class Agent:
 
         Where none runs yet, the turn that waits first is ended as soon as it begins.
         """
-        self._cancel(None)
+        _cancel(self._actor, None)
 
     def transcript(self) -> TranscriptView:
         """What the agent remembers: finished turns, the running one not included."""
@@ -255,16 +255,17 @@ class Agent:
     def end_turn(self, ticket: Ticket) -> None:
         """End the turn of a ticket at the next step; what was decoded and prefilled stays."""
         if not ticket.reply.done:
-            self._cancel(ticket)
-
-    def _cancel(self, ticket: Ticket | None) -> None:
-        send(self._actor.actor_ref, CancelTurn(ticket, serial=next_serial()))
+            _cancel(self._actor, ticket)
 
     def _send(self, turn: TurnOptions, *, streamed: bool = False) -> Ticket:
         def make(ticket: Ticket) -> Prompt:
             return Ask(ticket, turn)
 
         return self.host.send(self._actor, make, turn.timeout, streamed=streamed)
+
+
+def _cancel(actor: AgentActor, ticket: Ticket | None) -> None:
+    send(actor.actor_ref, CancelTurn(ticket, serial=next_serial()))
 
 
 def _checked(

@@ -8,7 +8,6 @@ from kvactors.actors.agents.handle import Agent
 from kvactors.actors.errors import SaveQueueFull
 from kvactors.actors.runtime.futures import ReplyFuture, resolved
 from kvactors.actors.turns.reply import Reply
-from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import MailboxFull
 
 __all__ = ["forget_own", "left_by"]
@@ -52,7 +51,7 @@ def _forget(agent: Any, own: Sequence[Any]) -> ReplyFuture[Any]:
     return agent.forget_own(count, turns[-1]) if count else resolved()
 
 
-def _exchanges_at_end(turns: Sequence[Turn], ours: Container[int]) -> int:
+def _exchanges_at_end(turns: Sequence[Any], ours: Container[int]) -> int:
     """How many exchanges at the end of `turns` have the ids `ours`."""
     keep, count = len(turns), 0
     while keep and id(turns[keep - 1]) in ours:

@@ -67,7 +67,7 @@ actors/behaviours: actors/agents actors/errors actors/runtime actors/turns core/
     core/schedule core/trace
 actors/scenarios/journal: core/errors
 actors/scenarios/results: actors/scenarios/journal
-actors/scenarios/files: core/errors
+actors/scenarios/files: core/errors core/text
 actors/scenarios/running: actors/agents actors/behaviours actors/cluster actors/cluster/agents
     actors/errors actors/runtime actors/scenarios/files actors/scenarios/journal actors/system
     actors/turns core/errors core/schedule core/text

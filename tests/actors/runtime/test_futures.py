@@ -2,11 +2,11 @@
 
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pooled import Recorder, Work
+from seeded import bug, seeded
 
 from kvactors.actors.runtime.blocking import check_may_block
 from kvactors.actors.runtime.blocking_pool import AT_ONCE, BlockingWork
@@ -86,43 +86,37 @@ def test_a_callback_of_the_timer_may_not_wait() -> None:
     timer.close()
 
 
-@pytest.fixture
-def no_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From when it is called on there are no threads any more."""
-
+@bug(threading.Thread, "start")
+def there_are_no_threads_any_more(true: Any) -> Any:
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    return lambda: monkeypatch.setattr(threading.Thread, "start", refuse)
+    return refuse
 
 
-def test_what_blocks_waits_for_a_thread_while_others_run(no_threads: Callable[[], None]) -> None:
+def test_what_blocks_waits_for_a_thread_while_others_run() -> None:
     ended = list[int]()
     work = BlockingWork(lambda: None, lambda: ended.append(1))
     gate = threading.Event()
     runs = work.run(lambda: gate.wait(WAIT), here=False)
 
-    no_threads()
-    waits: Any = [work.run(lambda: "never", here=False) for _ in range(2 * AT_ONCE)]
-    assert not any(future.done for future in waits)
-    gate.set()
-
-    for future in waits:
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            future.get(timeout=WAIT)
+    with seeded(there_are_no_threads_any_more):
+        waits: Any = [work.run(lambda: "never", here=False) for _ in range(2 * AT_ONCE)]
+        assert not any(future.done for future in waits)
+        gate.set()
+        for future in waits:
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                future.get(timeout=WAIT)
     assert runs.get(timeout=WAIT) is True
     assert len(ended) == 1 + len(waits)
 
 
-def test_what_blocks_fails_where_no_thread_can_be_had(
-    monkeypatch: pytest.MonkeyPatch, no_threads: Callable[[], None]
-) -> None:
+def test_what_blocks_fails_where_no_thread_can_be_had() -> None:
     work = BlockingWork(lambda: None, lambda: None)
-    no_threads()
 
-    for _ in range(2 * AT_ONCE):
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            work.run(lambda: "never", here=False).get(timeout=WAIT)
-    monkeypatch.undo()
+    with seeded(there_are_no_threads_any_more):
+        for _ in range(2 * AT_ONCE):
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                work.run(lambda: "never", here=False).get(timeout=WAIT)
 
     assert work.run(lambda: "now", here=False).get(timeout=WAIT) == "now"
