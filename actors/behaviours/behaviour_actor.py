@@ -174,6 +174,8 @@ class BehaviourActor(SystemActor):
             self._fail(run, error)
         else:
             run.awaited = awaited
+            if isinstance(awaited, Answer):
+                awaited.want()
             awaited.on_done(lambda _: send(self.actor_ref, Resume(run)))
 
     def _acting(self, run: Run, call: Callable[[], Any]) -> Any:
@@ -199,7 +201,7 @@ class BehaviourActor(SystemActor):
             return
         awaited = run.awaited
         self._advance(run, GivenUp())
-        if isinstance(awaited, Answer):
+        if isinstance(awaited, Answer) and awaited.let_go():
             self._router.give_up(awaited.message, message.error)
 
     def _end(self, run: Run, value: Any) -> None:

@@ -163,7 +163,7 @@ class MessageRouter:
         if deliver is None or deliver.reply is None or not deliver.reply.reject(error):
             return
         source = deliver.reply.source
-        if isinstance(source, Answer):
+        if isinstance(source, Answer) and source.let_go():
             self.give_up(source.message, error)
         receiver = self._receivers.get(deliver.receiver)
         if receiver is not None:

@@ -68,6 +68,18 @@ class Answer(ReplyFuture[Any]):
         self.source: ReplyFuture[Any] | None = None
         self.ticket = ""
         self._waits = waits
+        self._wanted = 0
+
+    def want(self) -> None:
+        """Somebody more, in a behaviour, waits for it or answers with it."""
+        with self._lock:
+            self._wanted += 1
+
+    def let_go(self) -> bool:
+        """One of these does no more; whether it was the last one."""
+        with self._lock:
+            self._wanted -= 1
+            return self._wanted <= 0
 
     def get(self, *, timeout: float | None = None) -> Any:
         """The value, or its error raised; pykka.Timeout after `timeout` seconds."""
@@ -129,6 +141,8 @@ class Waits:
     def follow(self, answer: ReplyFuture[Any], source: ReplyFuture[Any]) -> None:
         """Let an answer settle as another future does, or fail if that waits for it."""
         circle: list[str] = []
+        if isinstance(source, Answer):
+            source.want()
         if isinstance(answer, Answer):
             with self._lock:
                 answer.source = source
