@@ -114,11 +114,12 @@ class BehaviourActor(SystemActor):
         self._fail(Run(None), message.error)
 
     @handles(StopBehaviour)
-    def _stop_when_idle(self, _message: StopBehaviour) -> None:
+    def _stop_when_idle(self, message: StopBehaviour) -> None:
         self._stopping = True
         self.actor_inbox.open_to_prompts = False
         if not self._runs:
             self._stop()
+        message.router.outstanding.end_work()
 
     @handles(Deliver)
     def _deliver(self, message: Deliver) -> None:
@@ -210,9 +211,10 @@ class BehaviourActor(SystemActor):
         if isinstance(value, Future) and not isinstance(value, ReplyFuture) and _asked(run):
             # Of somebody else's actor: only a thread can wait for it.
             value = self._supervisor.run_blocking(self._agent.agent_id, value.get)
-        self._router.handled(run.deliver, value)
         if self._stopping and not self._runs:
             self._stop()
+        # Last: who waits until the system is idle sees that it has ended.
+        self._router.handled(run.deliver, value)
 
     def _fail(self, run: Run, error: BaseException) -> None:
         """A message failed: its asker is told, and the policy says how to go on."""
@@ -233,9 +235,10 @@ class BehaviourActor(SystemActor):
         wait = self._restarts.next(self._supervisor.now())
         if self._policy.on_error in ("stop", "escalate") or wait is None or self._stopping:
             self._cause = error
+            self._stop()
+            # Then: the parent may begin it anew at once.
             if self._policy.on_error == "escalate":
                 self._supervisor.escalate(self._agent.agent_id, self._parent, error)
-            self._stop()
             return
         lost = BehaviourFailed(f"the behaviour of {self._agent.agent_id!r} was restarted")
         lost.__cause__ = error

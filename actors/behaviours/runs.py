@@ -55,4 +55,11 @@ class ChildFailed:
 
 @dataclass(frozen=True, slots=True)
 class StopBehaviour:
-    """To a behaviour's actor: end once the message that is handled is."""
+    """To a behaviour's actor: end once the message that is handled is. One unit of outstanding
+    work until it is known."""
+
+    router: MessageRouter
+
+    def reject(self, _error: BaseException | None = None) -> None:
+        """It has ended already."""
+        self.router.outstanding.end_work()

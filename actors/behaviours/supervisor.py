@@ -72,7 +72,8 @@ class BehaviourSupervisor:
         `behaviour` makes it anew after every restart, if it is callable; `supervision` says how
         it goes on after an error, `lane` how many messages may wait for it, and `parent` whom it
         may escalate to. What a parent began before its own restart goes on, where it begins that
-        again. Raises InvalidConfig if the agent has one, or it is another's.
+        again. Raises InvalidConfig if the agent has one, or it is another's, and SystemStopped if
+        the parent's has ended.
         """
         agent_id = agent.agent_id
         make = (lambda: behaviour) if isinstance(behaviour, AgentBehaviour) else behaviour
@@ -85,6 +86,8 @@ class BehaviourSupervisor:
                 return
             if self.router.receiver(agent_id) is not None:
                 raise InvalidConfig(f"agent {agent_id!r} has a behaviour already")
+            if parent is not None and self.router.receiver(parent) is None:
+                raise SystemStopped(f"the behaviour of {parent!r}, whose child it is, has ended")
             context = self.context(agent)
             actor = BehaviourActor(make, context, self, supervision, parent)
             actor.actor_inbox.lane = lane
@@ -103,7 +106,10 @@ class BehaviourSupervisor:
         """End a behaviour after the message that it handles."""
         actor = self.router.receiver(agent_id)
         if actor is not None:
-            send(actor.actor_ref, StopBehaviour())
+            self.router.outstanding.begin_work()
+            stop = StopBehaviour(self.router)
+            if not send(actor.actor_ref, stop):
+                stop.reject()
 
     def ended(self, agent: Agent, parent: str | None, cause: BaseException | None) -> None:
         """The behaviour of `agent`, a child of `parent`, ended with this `cause`: its watchers are

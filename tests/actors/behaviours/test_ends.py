@@ -226,3 +226,29 @@ def test_text_for_a_behaviour_that_has_ended_is_undelivered_and_never_a_prompt(
     system.forget("echo")
     assert system.watch("echo").get(timeout=WAIT)
     assert system.spawn("echo").request("anew").get(timeout=WAIT).token_ids
+
+
+def test_idle_is_who_has_ended_and_told_its_watchers(open_system: OpenSystem) -> None:
+    system = open_system(store=False, deterministic=True)
+    heard = list[Any]()
+
+    class Watches(AgentBehaviour):
+        def on_message(self, message: Any, sender: Agent | None) -> None:
+            if message == "watch":
+                self.watch("other")
+            else:
+                heard.append(message.agent_id)
+
+    class Stops(AgentBehaviour):
+        def on_message(self, message: Any, sender: Agent | None) -> None:
+            self.stop("other")
+
+    other = system.spawn("other", behaviour=Echo())
+    system.spawn("watches", behaviour=Watches()).deliver("watch")
+    assert system.wait_idle(WAIT)
+
+    system.spawn("stops", behaviour=Stops()).deliver("go")
+    assert system.wait_idle(WAIT)
+
+    assert (heard, other.ended) == (["other"], True)
+    system.spawn("other", behaviour=Echo())
