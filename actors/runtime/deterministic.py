@@ -76,6 +76,10 @@ class VirtualTimer(Timer):
         return True
 
 
+# Messages that a world handles before others on the thread have their turn.
+AT_ONCE = 256
+
+
 class SeededDispatcher(Dispatcher):
     """Runs actors on the `thread` of another dispatcher, one message of one actor at a time, in an
     order that `seed` draws; when none has any, `timer` jumps to what is due next."""
@@ -106,7 +110,8 @@ class SeededDispatcher(Dispatcher):
         deadline = None if timeout is None else time.monotonic() + timeout
         if threading.get_ident() == self._thread_id:
             with waiting(may=False):
-                self._go_on(until, deadline)
+                while not self._go_on(until, deadline):
+                    pass
             return
         self._until, self._deadline = until, deadline
         self._paused.clear()
@@ -114,16 +119,23 @@ class SeededDispatcher(Dispatcher):
         self._paused.wait()
 
     def run_batch(self) -> None:
-        """Go on as `drive` says. On the one thread."""
+        """Go on as `drive` says. On the one thread, which other systems of the process use too."""
         self._thread_id = threading.get_ident()
-        self._go_on(self._until, self._deadline)
+        over = self._go_on(self._until, self._deadline)
         self._thread_id = None
-        self._paused.set()
+        if over:
+            self._paused.set()
+        else:
+            self._thread.schedule(self)
 
-    def _go_on(self, until: Callable[[], bool], deadline: float | None) -> None:
-        while not until() and (self._run_one() or self._timer.advance()):
+    def _go_on(self, until: Callable[[], bool], deadline: float | None) -> bool:
+        """Do the next AT_ONCE things; whether that was all."""
+        for _ in range(AT_ONCE):
+            if until() or not (self._run_one() or self._timer.advance()):
+                return True
             if deadline is not None and time.monotonic() > deadline:
-                break
+                return True
+        return False
 
     def close(self, timeout: float | None = None) -> None:
         """Handle what is left; nothing is driven any more."""

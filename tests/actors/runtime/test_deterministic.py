@@ -123,3 +123,22 @@ def test_what_never_comes_ends_with_the_timeout(open_system: OpenSystem) -> None
     with pytest.raises(pykka.Timeout):
         waiting.get(timeout=0.05)
     assert not system.wait_idle(0.05)
+
+
+def test_a_world_that_never_ends_leaves_another_system_its_turn(open_system: OpenSystem) -> None:
+    class Clock(AgentBehaviour):
+        def on_start(self) -> None:
+            self.every(1.0, "tick")
+
+        def on_message(self, message: Any, sender: Agent | None) -> None:
+            pass
+
+    other = open_system(store=False).spawn("alice")
+    world = open_system(store=False, deterministic=True)
+    clock = world.spawn("clock", behaviour=Clock())
+
+    begun = time.monotonic()
+    assert other.ask([1], sampling=Sampling(max_tokens=3)).get(timeout=WAIT / 2).token_ids
+    # Not only when the world's time is up.
+    assert time.monotonic() - begun < WAIT / 4
+    world.forget(clock.agent_id)
