@@ -23,6 +23,8 @@ MOST_CHOICES = 256
 LONGEST_STOP = 1000
 # Below, floats of 32 bits have no room for what is divided by it.
 LEAST_TEMPERATURE = 1e-6
+# Below, it is 0 as a float of 32 bits, and no token would be left.
+LEAST_TOP_P = 1e-30
 # Beyond it all tokens are alike, and a float32 has no number for much more.
 MOST_TEMPERATURE = 1e6
 # Parameters from 0 to so much.
@@ -84,6 +86,8 @@ class Sampling:
             object.__setattr__(self, name, _within(name, getattr(self, name), most))
         if self.temperature < LEAST_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
+        if self.top_p > 0:
+            object.__setattr__(self, "top_p", max(self.top_p, LEAST_TOP_P))
         if any(len(text) > LONGEST_STOP for text in self.stop):
             raise InvalidSampling(f"a stop string has {LONGEST_STOP} characters at most")
         for name in ("prompt_logprobs", "seed_alone"):

@@ -16,8 +16,10 @@ from kvactors.core.arena.flat_step import FlatRow, FlatStep
 from kvactors.core.arena.kv_layer import KVLayer
 from kvactors.core.arena.step import EvenStep, StepGeometry
 from kvactors.core.attention.policy import AttentionPolicy
-from kvactors.core.cache.family.step_plan import StepPlan
+from kvactors.core.cache.family.step_plan import StepPlan, check_shapes
 from kvactors.core.cache.spec import ModelCacheSpec
+from kvactors.core.errors import InvalidStep
+from kvactors.core.numbers import whole
 
 __all__ = ["PlannedRow"]
 
@@ -48,6 +50,20 @@ class PlannedRow:
             return self.arena.forward(model, tokens[None])[0]
         geometry = FlatStep(self.arena.table, [_flat_row(positions, plan)])
         return self.arena.step(model, tokens[:, None], geometry)[:, 0]
+
+    def check(self, shapes: Sequence[tuple[int, ...]], tokens: int, layer_id: int) -> None:
+        """Raise InvalidStep unless the `shapes` are those of queries, keys and values of so many
+        `tokens` in the layer `layer_id`."""
+        layers = self.arena.spec.layers
+        number = whole(layer_id)
+        if number is None or not 0 <= number < len(layers):
+            raise InvalidStep(f"layer_id is one of 0 to {len(layers) - 1}, not {layer_id!r}")
+        check_shapes(shapes, tokens)
+        heads, dim = layers[number].kv_heads, layers[number].head_dim
+        if (shapes[1][1], shapes[1][3]) != (heads, dim):
+            raise InvalidStep(
+                f"keys and values of layer {number} are [1, {heads}, T, {dim}], not {shapes[1]}"
+            )
 
     def update_and_attend(
         self,

@@ -119,8 +119,9 @@ class Session(CacheSession[Face]):
             out_dtype: of the result, whatever is stored; None: the queries'.
 
         Returns [1, heads, T, dim]. The next step begins with other positions or a verb of the
-        cache.
+        cache. Raises InvalidStep, CacheFull before anything is done.
         """
+        self.row.check([queries.shape, keys.shape, values.shape], len(positions), layer_id)
         plan = self._planner.plan(positions)
         return self.row.update_and_attend(
             queries,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from kvactors.core.cache.family.faces import Mover, Planner
-from kvactors.core.cache.family.step_plan import StepPlan
+from kvactors.core.cache.family.step_plan import StepPlan, check_shapes
 from kvactors.core.errors import InvalidStep
 
 __all__ = ["Cells", "answering", "who_answers"]
@@ -49,7 +49,7 @@ class Cells:
         Returns [1, heads, T, dim]. Raises InvalidStep, CacheFull before anything is stored.
         """
         queries, keys, values = new
-        _check(queries, keys, values, len(positions))
+        check_shapes([tuple(one.shape) for one in new], len(positions))
         plan = self._cache.plan(positions)
         if plan is not self._plan:
             self._plan, self._sees = plan, _visible(plan)
@@ -84,21 +84,6 @@ def _visible(plan: StepPlan) -> Tensor:
     """Which cells each token of a step sees, [T, cells]."""
     rows = [plan.row(token) for token in range(len(plan.cells))]
     return torch.tensor([[row >> cell & 1 for cell in range(plan.read)] for row in rows]).bool()
-
-
-def _check(queries: Tensor, keys: Tensor, values: Tensor, tokens: int) -> None:
-    """Raise InvalidStep unless these are of one batch of so many tokens."""
-    shapes = [tuple(one.shape) for one in (queries, keys, values)]
-    if any(len(shape) != 4 or shape[0] != 1 or shape[2] != tokens for shape in shapes):
-        raise InvalidStep(
-            f"queries, keys and values are [1, heads, {tokens}, dim] where {tokens} positions are "
-            f"given, all sequences in one batch: these are {shapes}"
-        )
-    if shapes[1] != shapes[2] or shapes[0][1] % shapes[1][1] or shapes[0][3] != shapes[1][3]:
-        raise InvalidStep(
-            "keys and values have one shape, their heads divide those of the queries and their "
-            f"dim is the same: these are {shapes}"
-        )
 
 
 _answering: ContextVar[Cells] = ContextVar("_answering")

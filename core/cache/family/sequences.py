@@ -66,6 +66,7 @@ class SeqBookkeeping:
         """`target` holds the cells of `source` at positions [start, end) too. Raises InvalidStep,
         changing nothing, if `source` holds nothing, or `target` other cells there."""
         source, target = whole_numbers("a sequence", (source, target))
+        _check_range(start, end)
         if not self.seq_len(source):
             raise InvalidStep(f"sequence {source} holds nothing that sequence {target} could share")
         shared, mine = self._cells.at(source, start, end), dict(self._cells.at(target))
@@ -80,8 +81,9 @@ class SeqBookkeeping:
 
     def seq_rm(self, sequence: int, start: int = 0, end: int | None = None) -> None:
         """`sequence` lets go of positions [start, end). One that holds nothing there stays as it
-        is."""
+        is. Raises InvalidStep."""
         (sequence,) = whole_numbers("a sequence", (sequence,))
+        _check_range(start, end)
         self.end_step()
         self._cells.let_go(sequence, start, end)
 
@@ -159,3 +161,8 @@ class SeqBookkeeping:
         """Prove the invariants of what is held and what is free."""
         self._cells.check()
         assert self.high_water <= self._capacity, "more cells than there are"
+
+
+def _check_range(start: int, end: int | None) -> None:
+    """Raise InvalidStep for what is no range of positions: elsewhere -1 is the end."""
+    whole_numbers("a position, or None for the end,", (start,) if end is None else (start, end))

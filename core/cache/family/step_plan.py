@@ -7,7 +7,7 @@ from itertools import pairwise
 from kvactors.core.errors import InvalidStep
 from kvactors.core.numbers import whole
 
-__all__ = ["PlanOnce", "StepPlan", "whole_numbers"]
+__all__ = ["PlanOnce", "StepPlan", "check_shapes", "whole_numbers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,22 @@ class PlanOnce:
     def forget(self) -> None:
         """It is void."""
         self._plan = None
+
+
+def check_shapes(shapes: Sequence[tuple[int, ...]], tokens: int) -> None:
+    """Raise InvalidStep unless the `shapes` are those of queries, keys and values of so many
+    `tokens` in one batch."""
+    if any(len(shape) != 4 or shape[0] != 1 or shape[2] != tokens for shape in shapes):
+        raise InvalidStep(
+            f"queries, keys and values are [1, heads, {tokens}, dim] where {tokens} positions are "
+            f"given, all sequences in one batch: these are {shapes}"
+        )
+    queries, keys, values = shapes
+    if keys != values or not keys[1] or queries[1] % keys[1] or queries[3] != keys[3]:
+        raise InvalidStep(
+            "keys and values have one shape, their heads divide those of the queries and their "
+            f"dim is the same: these are {shapes}"
+        )
 
 
 def whole_numbers(name: str, values: Sequence[int]) -> tuple[int, ...]:

@@ -1,5 +1,7 @@
 """Sequences over cells: what each token sees, and which cells are free, against sets."""
 
+from typing import Any
+
 import pytest
 from cache_machines import Sequences
 from hypothesis import settings
@@ -155,6 +157,20 @@ def test_what_is_no_step_is_refused_and_changes_nothing(
         step()
 
     assert cache.used == 1
+    cache.check()
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, -1), (-1, None), (1, 2.5)])
+def test_what_is_no_range_of_positions_is_refused_and_changes_nothing(start: int, end: Any) -> None:
+    cache = SeqBookkeeping(8)
+    stepped(cache, (0, 0), (0, 1), (0, 2))
+
+    with pytest.raises(InvalidStep, match="a position, or None for the end, is a whole number"):
+        cache.seq_cp(0, 1, start, end)
+    with pytest.raises(InvalidStep, match="a position, or None for the end, is a whole number"):
+        cache.seq_rm(0, start, end)
+
+    assert (cache.seq_len(0), cache.seq_len(1)) == (3, 0)
     cache.check()
 
 

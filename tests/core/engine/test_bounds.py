@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from makers import LoadGrid, MakeEngine, prompt_of, prompts_of
@@ -13,7 +14,7 @@ from kvactors.core.engine.engine import Engine, EngineConfig
 from kvactors.core.engine.prefix_sharing import PrefixSharing
 from kvactors.core.errors import InvalidSampling, TurnFailed
 from kvactors.core.schedule.events import Event, Finished
-from kvactors.core.schedule.sampling import Sampling
+from kvactors.core.schedule.sampling import Sampling, draw
 from kvactors.core.testing.engines import make_request, run_engine
 
 SHORT = Sampling(max_tokens=4)
@@ -254,11 +255,13 @@ def test_what_only_the_store_holds_is_counted_as_it_changes() -> None:
         assert held.nbytes == sum(p.nbytes for p in pieces if agents[p] or store[p])
 
 
-def test_a_temperature_that_no_float_divides_by_is_greedy() -> None:
+def test_parameters_that_are_zero_as_floats_are_as_narrow_as_can_be() -> None:
     assert Sampling(temperature=1e-40).greedy
     with pytest.raises(InvalidSampling, match=r"temperature must be a number in \[0, 1e\+06\]"):
         Sampling(temperature=1e39)
     assert not Sampling(temperature=1e-3).greedy
+    narrow, rising = Sampling(temperature=1.0, top_p=1e-46).filters, mx.arange(128.0)
+    assert {draw(rising, narrow, mx.random.key(n), None).item() for n in range(8)} == {127}
 
 
 def test_a_stop_string_has_a_length() -> None:

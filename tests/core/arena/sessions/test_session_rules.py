@@ -167,3 +167,29 @@ def test_the_result_of_attention_has_the_dtype_that_is_asked_for() -> None:
 
         assert (same.dtype, half.dtype) == (mx.float32, mx.float16)
         assert mx.array_equal(same.astype(mx.float16), half)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "layer_id", "message"),
+    [
+        ([(4, 2), (2, 2), (2, 2)], 0, r"\[1, heads, 3, dim\] where 3 positions"),
+        ([(4, 3), (1, 3), (1, 3)], 0, r"layer 0 are \[1, 2, T, 64\], not \(1, 1, 3, 64\)"),
+        ([(4, 3), (2, 3), (1, 3)], 0, "keys and values have one shape"),
+        ([(3, 3), (2, 3), (2, 3)], 0, "their heads divide those of the queries"),
+        ([(4, 3), (2, 3), (2, 3)], 2, "layer_id is one of 0 to 1, not 2"),
+        ([(4, 3), (2, 3), (2, 3)], -1, "layer_id is one of 0 to 1, not -1"),
+    ],
+)
+@pytest.mark.parametrize("maker", MAKERS)
+def test_arrays_that_are_no_layers_of_a_step_are_refused_before_anything_is_done(
+    shapes: list[tuple[int, int]], layer_id: int, message: str, maker: Any
+) -> None:
+    with maker(tiny_model(), config(8)) as session:
+        if maker is make_seq_session:
+            session.cache.begin_step([0] * 3)
+        arrays = [mx.zeros((1, heads, tokens, 64)) for heads, tokens in shapes]
+
+        with pytest.raises(InvalidStep, match=message):
+            session.update_and_attend(*arrays, range(3), layer_id=layer_id, scale=0.1)
+
+        assert session.cache.can_extend(8)
