@@ -73,8 +73,10 @@ class LedgerPart(CommitPart):
         if size < length:
             raise LedgerUnreadable(path, f"it has {size} of its {length} bytes: who cut it?")
         if size > length:
-            # A torn frame of the last crash, or of a failure that could not be taken back.
+            # A torn frame of the last crash, or of a failure that could not be taken back. Synced,
+            # or another loss of power may leave its header with bytes of the next one behind it.
             files.truncate(path, length)
+            files.sync(path)
 
         def take_back() -> None:
             files.truncate(path, length)

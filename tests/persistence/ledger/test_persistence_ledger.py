@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,12 @@ from kvactors.persistence.ledger.frames import (
     scan,
 )
 from kvactors.persistence.ledger.records import decode_records
-from kvactors.persistence.testing.doubles import Outcomes, example_segment
+from kvactors.persistence.testing.doubles import (
+    HoldingFiles,
+    Outcomes,
+    PowerLossFiles,
+    example_segment,
+)
 
 F = "ab" * 16
 PATH = Path("ledger.log")
@@ -181,6 +187,28 @@ def test_a_torn_tail_is_warned_of_and_cut_before_the_next_append(
     assert again.read_ledger("a") == ({"turn": 1}, {"turn": 2}, {"turn": 4})
     assert scan(path.read_bytes(), path).torn is None
     again.close()
+
+
+def test_a_torn_tail_is_off_the_medium_before_the_next_append(tmp_path: Path) -> None:
+    put(store := Store(tmp_path), "a", 1)
+    path = ledger_of(store, "a")
+    store.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole + FRAMES[2][:50])
+    disk = PowerLossFiles()
+    files = HoldingFiles(disk, name="append", path="*/ledger.log")
+
+    again = Store(tmp_path, files=files)
+    thread = threading.Thread(target=put, args=(again, "a", 2))
+    thread.start()
+    assert files.reached.wait(10)
+    disk.lose_power()
+    left = path.read_bytes()
+    files.release.set()
+    thread.join(10)
+    again.close()
+
+    assert left == whole
 
 
 def test_a_damaged_ledger_is_an_error_for_its_agent_alone(tmp_path: Path) -> None:
