@@ -79,11 +79,13 @@ class PersistenceActor(SystemActor):
 
     def on_stop(self) -> None:
         """Write what is left and close the store."""
-        self._write_gathered()
-        if self._store is not None:
-            if self._unwritten:
+        try:
+            self._write_gathered()
+            if self._store is not None and self._unwritten:
                 self._unwritten.write(self._store)
-            self._store.close()
+        finally:
+            if self._store is not None:
+                self._store.close()
 
     def on_failure(self, kind: Any, error: Any, traceback: Any) -> None:
         """A defect in this actor, the `error` of this `kind` with its `traceback`: nothing is saved

@@ -64,14 +64,16 @@ class Unwritten:
 
     def write(self, store: Store) -> None:
         """Write what the disk takes now."""
-        store.commit(
-            [Save(agent, records, None, ()) for agent, records in self._records.items()],
-            durable=self._written,
-            cached=lambda save: None,
-            failed=lambda save, stage, error: logger.error(
-                "turns of %r were not written: %s", save.agent_id, error
-            ),
-        )
+        try:
+            store.commit(
+                [Save(agent, records, None, ()) for agent, records in self._records.items()],
+                durable=self._written,
+                cached=lambda save: None,
+                failed=lambda save, _stage, error: _log_refused(save.agent_id, error),
+            )
+        except Exception as error:
+            for agent in self._records:
+                _log_refused(agent, error)
         if not self._records:
             self._accepted()
 
@@ -101,6 +103,10 @@ class Unwritten:
         elif self._pause:
             self._pause = 0.0
             logger.warning("the disk writes again: nothing of what was said is missing")
+
+
+def _log_refused(agent_id: str, error: BaseException) -> None:
+    logger.error("turns of %r were not written: %s", agent_id, error)
 
 
 def _size(records: Records) -> int:

@@ -11,7 +11,7 @@ import pytest
 from makers import OpenSystem
 from waiting import eventually
 
-from kvactors.actors import Sampling, SaveFailed, SaveQueueFull
+from kvactors.actors import Sampling, SaveFailed, SaveQueueFull, StoreNotWritable
 from kvactors.actors.testing import FailingFiles, HoldingFiles, VirtualTimer, use_actors
 from kvactors.actors.turns.messages_gpu import ReadStats
 from kvactors.actors.turns.messages_store import Flush, SaveTurn
@@ -232,6 +232,24 @@ def test_what_the_disk_refused_is_written_before_it_is_forked_or_exported(
     system.stop(timeout=WAIT)
     again = open_system()
     assert [again.spawn(name).transcript() for name in ("alice", "bob")] == told
+
+
+def test_a_store_that_refuses_what_waits_at_the_end_says_whose_it_is_and_can_be_opened_again(
+    open_system: OpenSystem, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    system = open_system(timer=VirtualTimer())
+    alice = system.spawn("alice")
+    alice.ask([1], sampling=SHORT).get(timeout=WAIT).durable.get(timeout=WAIT)
+    kept = alice.transcript()
+    (tmp_path / "store" / "store.lock").unlink()
+    lost = alice.ask([2], sampling=SHORT).get(timeout=WAIT)
+    with pytest.raises(StoreNotWritable, match="was deleted while it was open"):
+        lost.durable.get(timeout=WAIT)
+
+    system.stop(timeout=WAIT)
+
+    assert "turns of 'alice' were not written" in caplog.text
+    assert open_system().spawn("alice").transcript() == kept
 
 
 def test_turns_that_are_saved_as_one_have_each_token_once() -> None:
