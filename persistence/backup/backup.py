@@ -7,6 +7,7 @@ It is never relied on for who owns an agent: two that write at once leave two sn
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,6 +28,9 @@ from kvactors.persistence.store.agent_files import HeldFiles, HeldKV
 __all__ = ["Backup", "BackupReport", "snapshots"]
 
 _log = logging.getLogger(__name__)
+
+# Of a snapshot: its moment.
+_NAME = re.compile(rf"{SNAPSHOTS}/\d{{8}}T\d{{6}}\.\d{{6}}Z_*\.msgpack", re.ASCII)
 
 # A ledger of more pieces is copied whole again: a restore asks for each.
 MOST_PIECES = 64
@@ -186,5 +190,6 @@ def _latest_readable(objects: Objects, names: Sequence[str]) -> tuple[AgentEntry
 
 
 def snapshots(objects: Objects) -> list[str]:
-    """The names of those that are there, the latest last. Raises BackupFailed."""
-    return sorted(objects.names(SNAPSHOTS))
+    """The names of those that are there, the latest last; other files beside them are none. Raises
+    BackupFailed."""
+    return sorted(name for name in objects.names(SNAPSHOTS) if _NAME.fullmatch(name))

@@ -18,6 +18,7 @@ from kvactors.persistence.backup.restore import restore
 from kvactors.persistence.errors import BackupFailed
 from kvactors.persistence.testing.doubles import example_segment
 
+AHEAD = "snapshots/29990101T000000.000000Z.msgpack"
 SEGMENTS = (example_segment(0, 256), example_segment(256, 300))
 
 
@@ -97,11 +98,10 @@ def test_the_latest_is_the_last_that_was_made_whatever_the_clock_said(
 ) -> None:
     put(store, Save("alice", (RECORD,), None, ()))
     first = back_up(store, objects)
-    ahead = "snapshots/29990101T000000.000000Z.msgpack"
-    objects.put(ahead, objects.get(first.name))
+    objects.put(AHEAD, objects.get(first.name))
     for number in range(3):
         put(store, Save("alice", ({"n": number},), None, ()))
-        assert back_up(store, objects).name > ahead
+        assert back_up(store, objects).name > AHEAD
 
     restore(objects, tmp_path / "new")
 
@@ -246,7 +246,7 @@ def test_objects_that_a_loss_of_power_cut_off_are_copied_again(
 def test_a_snapshot_names_no_path_outside(objects: Objects, tmp_path: Path, entry: object) -> None:
     import msgpack  # type: ignore[import-untyped]
 
-    objects.put("snapshots/x.msgpack", msgpack.packb({"version": 1, "agents": [entry]}))
+    objects.put(AHEAD, msgpack.packb({"version": 1, "agents": [entry]}))
 
     with pytest.raises(BackupFailed, match="is no snapshot"):
         restore(objects, tmp_path / "new")
@@ -255,7 +255,7 @@ def test_a_snapshot_names_no_path_outside(objects: Objects, tmp_path: Path, entr
 def test_a_snapshot_of_a_newer_version_is_refused(objects: Objects, tmp_path: Path) -> None:
     import msgpack
 
-    objects.put("snapshots/x.msgpack", msgpack.packb({"version": 2, "agents": []}))
+    objects.put(AHEAD, msgpack.packb({"version": 2, "agents": []}))
 
     with pytest.raises(BackupFailed, match="is of version 2, and this kvactors reads 1"):
         restore(objects, tmp_path / "new")

@@ -138,3 +138,16 @@ def test_a_snapshot_that_was_cut_off_stops_no_further_backup(
 
     assert snapshots(objects)[-1] == report.name
     assert restore(objects, tmp_path / "new") == 0
+
+
+def test_a_file_that_strayed_among_the_snapshots_is_none(
+    store: Store, tmp_path: Path, objects: Objects
+) -> None:
+    (first,) = snapshots(objects)
+    for name in ("Thumbs.db", "old/20250101T000000.000000Z.msgpack", "zz.msgpack"):
+        objects.put(f"snapshots/{name}", b"stray")
+
+    report = back_up(store, Backup(objects))
+
+    assert snapshots(objects) == [first, report.name]
+    assert restore(objects, tmp_path / "new") == 1
