@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 from collections.abc import Callable, Iterator
@@ -32,13 +33,15 @@ def restore(
     part: tuple[int, int] = (1, 1),
     *,
     skip: Callable[[str], None] | None = None,
+    files: Files | None = None,
 ) -> int:
     """Make a store at `root`, where nothing is, of the snapshot of this `name` in `objects`, by
     default the latest; how many agents it has. `part`: (2, 3) are the agents of the second of three
     stores, which have all of them together, whichever snapshots these are made of. Every object is
     checked against its digest: KV of which one is damaged or missing is left out, and an agent
-    whose ledger needs it is told to `skip`, if there is one, and left out, too. Raises
-    BackupFailed, StoreLocked while another restore makes it, OSError; then nothing is at `root`."""
+    whose ledger needs it is told to `skip`, if there is one, and left out, too. All is written
+    through `files`. Raises BackupFailed, StoreLocked while another restore makes it, OSError; then
+    nothing is at `root`."""
     root = root.resolve()
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise BackupFailed(f"{root} holds something: restore into a new directory")
@@ -52,14 +55,14 @@ def restore(
     snapshot = Snapshot.unpack(objects.get(chosen), chosen)
     there = tuple(agent for agent in snapshot.agents if _part_of(agent, part[1]) == part[0])
     snapshot = replace(snapshot, agents=there)
-    files = Files()
+    files = files or Files()
     make_folder(files, root.parent)
     making = root.with_name(root.name + ".restoring")
     making.mkdir(0o700, exist_ok=True)
     # That of the store which is made here: another restore may be at it.
     lock = StoreLock(making, files)
     try:
-        agents = _Making(objects, making, skip).run(snapshot)
+        agents = _Making(objects, making, skip, files).run(snapshot)
         files.rename(making, root)
     except BaseException:
         shutil.rmtree(making, ignore_errors=True)
@@ -89,13 +92,16 @@ class _Damaged(BackupFailed):
 
 
 class _Making:
-    """Writes a store's files below `root`, each synced before its folder."""
+    """Writes a store's files, which `objects` have, below `root` through `files`, each synced
+    before its folder; `skip` is told of agents that are left out."""
 
-    def __init__(self, objects: Objects, root: Path, skip: Callable[[str], None] | None) -> None:
+    def __init__(
+        self, objects: Objects, root: Path, skip: Callable[[str], None] | None, files: Files
+    ) -> None:
         self._objects = objects
         self._root = root
         self._skip = skip
-        self._files = Files()
+        self._files = files
         # Where the file of a digest is: what agents share is a hard link again.
         self._made: dict[str, Path] = {}
 
@@ -152,7 +158,8 @@ class _Making:
                 self._files.link(self._made[digest], path)
                 return
             except OSError as error:
-                if error.errno not in NO_LINKS:
+                # Of too many names, the next copy gets those that follow.
+                if error.errno not in {*NO_LINKS, errno.EMLINK}:
                     raise
         self._write(path, self._blob(digest))
         self._made[digest] = path

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from kvactors.persistence.backup.objects import Objects
 from kvactors.persistence.backup.restore import NOTES, read_notes, restore
 from kvactors.persistence.backup.snapshot import blob_name, digest_of
 from kvactors.persistence.errors import BackupFailed, StoreAlreadyOpen, StoreLocked
-from kvactors.persistence.testing.doubles import example_segment
+from kvactors.persistence.testing.doubles import FailingFiles, example_segment
 
 SEGMENTS = (example_segment(0, 256), example_segment(256, 300))
 
@@ -151,3 +153,18 @@ def test_a_file_that_strayed_among_the_snapshots_is_none(
 
     assert snapshots(objects) == [first, report.name]
     assert restore(objects, tmp_path / "new") == 1
+
+
+def test_a_segment_with_as_many_names_as_a_file_may_have_is_copied_for_the_agents_that_follow(
+    store: Store, tmp_path: Path, objects: Objects
+) -> None:
+    for child in ("bob", "carol", "dave"):
+        store.fork("alice", child)
+    back_up(store, Backup(objects))
+    files = FailingFiles(name="link", path="*/carol-*", code=errno.EMLINK)
+
+    assert restore(objects, tmp_path / "new", files=files) == 4
+
+    counts = [path.stat().st_nlink for path in tmp_path.glob("new/kv/*/*/seg-*")]
+    assert counts == [2] * 4 * len(SEGMENTS)
+    assert Store(tmp_path / "new").read_kv("dave", F1) == SEGMENTS
