@@ -19,10 +19,14 @@ class ObjectMissing(BackupFailed):
 
 
 class Objects:
-    """Objects by name. Whatever fails is a BackupFailed that names the object."""
+    """Objects by name. Whatever fails is a BackupFailed that names the object.
 
-    def __init__(self, store: Any) -> None:
+    `root`: where they are files. As a store's own: what is remembered is nobody else's.
+    """
+
+    def __init__(self, store: Any, root: Path | None = None) -> None:
         self._store = store
+        self._root = root
 
     def names(self, prefix: str) -> Iterator[str]:
         """Of all that begin with `prefix`, a folder's."""
@@ -41,6 +45,8 @@ class Objects:
         import obstore
 
         with _told(name):
+            if self._root is not None:
+                (self._root / name).parent.mkdir(0o700, exist_ok=True)
             obstore.put(self._store, name, data)
 
     def get(self, name: str) -> bytes:
@@ -63,11 +69,12 @@ def open_objects(url: str, options: Mapping[str, Any] | None = None) -> Objects:
     made = dict(options or {})
     if str(url).startswith("file:"):
         made.setdefault("mkdir", True)
+    root = None
     with _told(str(url)):
         if str(url).startswith("file:///") and made["mkdir"]:
-            # As a store's own: what is remembered is nobody else's.
-            Path(url2pathname(urlsplit(url).path)).mkdir(0o700, parents=True, exist_ok=True)
-        return Objects(obstore.store.from_url(str(url), **made))
+            root = Path(url2pathname(urlsplit(url).path))
+            root.mkdir(0o700, parents=True, exist_ok=True)
+        return Objects(obstore.store.from_url(str(url), **made), root)
 
 
 @contextmanager

@@ -140,7 +140,8 @@ class _Making:
         self._write(folder / LEDGER_NAME, ledger)
         for kv in agent.kv:
             folder = self._root / "kv" / kv.fingerprint / agent.encoded
-            folder.mkdir(0o700, parents=True)
+            folder.parent.mkdir(0o700, exist_ok=True)
+            self._files.mkdir(folder)
             try:
                 for file, digest in kv.segments:
                     self._segment(folder / file, digest)

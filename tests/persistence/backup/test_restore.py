@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from store_saves import F1, RECORD, put
 
 from kvactors.persistence import Save, Store
 from kvactors.persistence.backup.backup import Backup, BackupReport, snapshots
-from kvactors.persistence.backup.objects import Objects
+from kvactors.persistence.backup.objects import Objects, open_objects
 from kvactors.persistence.backup.restore import NOTES, read_notes, restore
 from kvactors.persistence.backup.snapshot import blob_name, digest_of
 from kvactors.persistence.errors import BackupFailed, StoreAlreadyOpen, StoreLocked
@@ -168,3 +169,20 @@ def test_a_segment_with_as_many_names_as_a_file_may_have_is_copied_for_the_agent
     counts = [path.stat().st_nlink for path in tmp_path.glob("new/kv/*/*/seg-*")]
     assert counts == [2] * 4 * len(SEGMENTS)
     assert Store(tmp_path / "new").read_kv("dave", F1) == SEGMENTS
+
+
+def test_a_backup_and_what_is_restored_of_it_are_private_whatever_the_umask(
+    store: Store, tmp_path: Path, objects: Objects
+) -> None:
+    (tmp_path / "disk").mkdir()
+    before = os.umask(0)
+    try:
+        back_up(store, Backup(open_objects((tmp_path / "disk").as_uri())))
+        restore(objects, tmp_path / "new")
+    finally:
+        os.umask(before)
+
+    made = [*sorted(tmp_path.glob("disk/*")), tmp_path / "new", *tmp_path.glob("new/**/*")]
+    for path in made:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+    assert [path.name for path in made[:2]] == ["blobs", "snapshots"]
