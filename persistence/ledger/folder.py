@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from os.path import lexists
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,10 @@ class Ledgers:
     def path(self, encoded: str) -> Path:
         """The ledger file of an encoded id."""
         return self.root / encoded / LEDGER_NAME
+
+    def has(self, encoded: str) -> bool:
+        """Whether anything stands where a ledger does, a link to nowhere too."""
+        return lexists(self.path(encoded))
 
     @cached_property
     def names(self) -> set[str]:
@@ -198,7 +203,7 @@ class Ledgers:
         if not folder.is_dir():
             return
         for path in (self.path(encoded), temp_path(self.path(encoded)), folder / _FINDER):
-            if path.exists():
+            if lexists(path):
                 self.files.unlink(path)
         if "names" in self.__dict__:
             self.names.discard(encoded)

@@ -28,7 +28,7 @@ def fork(store: StoreParts, parent_id: str, child_id: str) -> None:
     """Make `child_id` of `parent_id` in `store`: see `Store.fork`, also for what is raised."""
     ledgers, kv = store.ledgers, store.kv
     child = encode_agent_id(child_id)
-    if ledgers.path(child).exists() or kv.keys_of(child):
+    if ledgers.has(child) or kv.keys_of(child):
         raise AgentExists(child_id)
     parent = ledgers.load_of(parent_id)
     if parent is None:

@@ -160,7 +160,7 @@ class Store:
     def has(self, agent_id: str) -> bool:
         """Whether anything is stored of an agent, readable or not."""
         encoded = self._touch(encode_agent_id(agent_id))
-        return self._ledgers.path(encoded).exists() or bool(self._kv.keys_of(encoded))
+        return self._ledgers.has(encoded) or bool(self._kv.keys_of(encoded))
 
     def read_ledger(self, agent_id: str) -> tuple[dict[str, Any], ...] | None:
         """The agent's records in order; None if it was never stored.

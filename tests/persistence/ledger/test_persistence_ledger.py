@@ -273,3 +273,23 @@ def test_a_ledger_cut_while_the_store_is_open_is_not_appended_to(tmp_path: Path)
     assert isinstance(error, LedgerUnreadable)
     assert len(path.read_bytes()) == 10
     store.close()
+
+
+def test_an_agent_whose_ledger_is_a_link_to_nowhere_is_there_until_it_is_forgotten(
+    tmp_path: Path,
+) -> None:
+    put(store := Store(tmp_path), "a", 1)
+    path = ledger_of(store, "a")
+    store.close()
+    path.unlink()
+    path.symlink_to(tmp_path / "nowhere")
+    store = Store(tmp_path)
+
+    assert store.has("a")
+    with pytest.raises(LedgerUnreadable, match="no regular file"):
+        store.read_ledger("a")
+    store.forget("a")
+
+    assert not store.has("a")
+    assert store.read_ledger("a") is None
+    store.close()
