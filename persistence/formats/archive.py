@@ -147,6 +147,17 @@ def import_archive(
             on_step(1, 1)
 
 
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Within it every way in which a zip file can be bad is an ImportRejected."""
+    try:
+        yield
+    except _BAD_ZIP as error:
+        raise ImportRejected("file", f"no archive that can be read: {error}") from error
+    except SegmentUnreadable as error:
+        raise ImportRejected("kv", str(error)) from error
+
+
 class _Reader:
     """An open archive whose names, ledger and manifests are checked."""
 
@@ -167,14 +178,13 @@ class _Reader:
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator[_Reader]:
-        """A reader; every way in which a zip file can be bad is an ImportRejected."""
-        try:
-            with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
-                yield cls(archive, file.seek(0, 2))
-        except _BAD_ZIP as error:
-            raise ImportRejected("file", f"no archive that can be read: {error}") from error
-        except SegmentUnreadable as error:
-            raise ImportRejected("kv", str(error)) from error
+        """A reader."""
+        with open(path, "rb") as file:
+            with _reading():
+                archive = zipfile.ZipFile(file)
+                reader = cls(archive, file.seek(0, 2))
+            with archive:
+                yield reader
 
     def segments(self) -> Iterator[tuple[str, Segment]]:
         """All KV, each segment with its fingerprint, read and checked as it goes."""
@@ -224,6 +234,7 @@ class _Reader:
         except LedgerUnreadable as error:
             raise ImportRejected(LEDGER_NAME, error.reason) from error
 
+    @_reading()
     def _segment(self, manifest: Manifest, entry: Entry) -> Segment:
         name = f"kv/{manifest.fingerprint}/{entry.file}"
         if self._members[name].file_size != entry.size:

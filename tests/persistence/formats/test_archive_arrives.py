@@ -116,6 +116,19 @@ def test_records_that_nobody_can_read_leave_nothing(
     assert not list(other.root.rglob("seg-*"))
 
 
+def test_what_goes_wrong_beside_the_archive_is_not_said_to_be_wrong_with_it(
+    other: Store, path: Path
+) -> None:
+    def breaks(_done: int, _steps: int) -> None:
+        raise RuntimeError("of the progress bar")
+
+    with pytest.raises(RuntimeError, match=r"^of the progress bar$"):
+        import_archive(other, path, "bob", breaks)
+
+    assert other.read_ledger("bob") is None
+    assert not list(other.root.rglob("seg-*"))
+
+
 def test_before_all_segments_are_there_a_crash_leaves_nothing(
     other: Store, path: Path, tmp_path: Path
 ) -> None:
