@@ -9,7 +9,7 @@ The key of an object is a keyed BLAKE2b of its salt, so nonces can be plain coun
 has the nonce (i, whether it is the last), which is why none can be left out, moved or cut off.
 Each piece is PIECE bytes of plain text (the last may be shorter) and a tag of 16 bytes. The
 context, which is authenticated and not stored, says what the object is and whose: one that is
-put in another's place does not open.
+put in another's place does not open. A later version may change all but magic and version.
 """
 
 from __future__ import annotations
@@ -19,12 +19,21 @@ from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from io import BytesIO
 from os import urandom
+from pathlib import Path
 from typing import Any, BinaryIO
 
-from kvactors.persistence.errors import EncryptionError
+from kvactors.persistence.errors import EncryptionError, NewerFormat
 from kvactors.persistence.files.atomic import Buffer
 
-__all__ = ["KEY_BYTES", "BrokenSeal", "EncryptionKey", "SealedReader", "Sealing", "key_id_of"]
+__all__ = [
+    "KEY_BYTES",
+    "BrokenSeal",
+    "EncryptionKey",
+    "SealedReader",
+    "Sealing",
+    "key_id_of",
+    "refuse_newer",
+]
 
 EncryptionKey = bytes | Callable[[], bytes]
 """32 bytes, or a function that returns them."""
@@ -173,6 +182,14 @@ class SealedReader:
         self._left = memoryview(plain)
         self._next += 1
         return bool(plain)
+
+
+def refuse_newer(sealed: bytes, path: Path | str) -> None:
+    """Raise NewerFormat, naming `path`, for an object that a newer version sealed; of `sealed` the
+    first five bytes tell."""
+    magic, version = sealed[:4], sealed[4:5]
+    if magic == _MAGIC and version > bytes([VERSION]):
+        raise NewerFormat(path, version[0], VERSION)
 
 
 def key_id_of(sealed: bytes) -> bytes | None:

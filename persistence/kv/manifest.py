@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import xxhash
 
 from kvactors.persistence.errors import NewerFormat, SegmentUnreadable
-from kvactors.persistence.files.encryption import Sealing
+from kvactors.persistence.files.encryption import Sealing, refuse_newer
 from kvactors.persistence.files.naming import SEGMENT_NAME, encode_agent_id
 from kvactors.persistence.files.packing import pack, unpack
 from kvactors.persistence.files.reading import NotAFile, read_file
@@ -122,6 +122,7 @@ def _decode(data: bytes, path: Path, sealing: Sealing | None) -> Manifest:
     if (magic == _SEALED_MAGIC) != (sealing is not None):
         raise ValueError("it is encrypted and the store is not, or the other way round")
     if sealing is not None:
+        refuse_newer(body, path)
         body = sealing.open_bytes(_context(path.parent.name, path.parent.parent.name), body)
     fields = unpack(body)
     manifest = Manifest(

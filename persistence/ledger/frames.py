@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import xxhash
 
 from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
-from kvactors.persistence.files.encryption import BrokenSeal, Sealing, key_id_of
+from kvactors.persistence.files.encryption import BrokenSeal, Sealing, key_id_of, refuse_newer
 from kvactors.persistence.files.naming import encode_agent_id
 from kvactors.persistence.files.packing import pack, unpack
 
@@ -224,8 +224,10 @@ def read_frame(data: bytes, offset: int, sequence: int, path: Path) -> Frame | s
         return f"{len(payload)} of its {length} bytes are there"
     if xxhash.xxh3_64_intdigest(payload) != digest:
         return "its payload fails its checksum"
-    end = offset + _SIZE + length
-    return Frame(kind, records, payload, end, digest, bool(flags & _SEALED))
+    sealed = bool(flags & _SEALED)
+    if sealed:
+        refuse_newer(payload, path)
+    return Frame(kind, records, payload, offset + _SIZE + length, digest, sealed)
 
 
 def _check_torn(
@@ -263,7 +265,8 @@ def _check_marks(frames: Sequence[Frame], path: Path, marks: Iterable[Mark]) -> 
 
 
 def read_key_id(data: bytes, path: Path) -> bytes | None:
-    """The id of the key that sealed frame 0; None: it is plain. Raises LedgerUnreadable."""
+    """The id of the key that sealed frame 0; None: it is plain. Raises LedgerUnreadable,
+    NewerFormat."""
     first = read_frame(data, 0, 0, path)
     if isinstance(first, str):
         raise LedgerUnreadable(path, f"frame 0: {first}")

@@ -29,7 +29,7 @@ from kvactors.persistence.errors import (
     RecordsPart,
 )
 from kvactors.persistence.files.atomic import replace_file
-from kvactors.persistence.files.encryption import BrokenSeal
+from kvactors.persistence.files.encryption import BrokenSeal, refuse_newer
 from kvactors.persistence.files.naming import LEDGER_NAME, encode_agent_id
 from kvactors.persistence.files.packing import pack
 from kvactors.persistence.files.reading import read_file
@@ -154,10 +154,12 @@ class RecordCopies:
         return folder
 
     def _opened(self, agent_id: str, place: int, copy: bytes) -> dict[str, Any]:
+        what = f"record {place} of {agent_id!r}"
+        refuse_newer(copy, what)
         try:
             return open_copy(self._store.ledgers.sealing, agent_id, place, copy)
         except BrokenSeal as error:
             reason = f"{error}: stores that copy from each other need the same encryption_key"
-            raise ImportRejected(f"record {place} of {agent_id!r}", reason) from error
+            raise ImportRejected(what, reason) from error
         except ValueError as error:
-            raise ImportRejected(f"record {place} of {agent_id!r}", str(error)) from error
+            raise ImportRejected(what, str(error)) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import msgpack  # type: ignore[import-untyped]
@@ -17,12 +18,19 @@ from kvactors.persistence.testing.doubles import example_segment
 
 SEGMENT = example_segment(0, 8)
 NEXT = example_segment(8, 10)
+KEY = b"k" * 32
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def key(request: pytest.FixtureRequest) -> bytes | None:
+    """Of the store: none, unless a test says so."""
+    return getattr(request, "param", None)
+
+
+@pytest.fixture
+def root(tmp_path: Path, key: bytes | None) -> Path:
     """A closed store with an agent "a" of one turn, and "b" beside it."""
-    store = Store(tmp_path)
+    store = Store(tmp_path, encryption_key=key)
     put(store, kv_save("a", SEGMENT), kv_save("b", SEGMENT, NEXT))
     store.close()
     return tmp_path
@@ -48,6 +56,40 @@ def newer_segment(root: Path) -> Path:
     return path
 
 
+def newly_sealed_manifest(root: Path) -> Path:
+    [path] = root.rglob("a-*/manifest.msgpack")
+    magic, version, _, body = msgpack.unpackb(path.read_bytes())
+    body = newly_sealed(body)
+    path.write_bytes(msgpack.packb([magic, version, xxhash.xxh3_64_intdigest(body), body]))
+    return path
+
+
+def newly_sealed_segment(root: Path) -> Path:
+    [path] = root.rglob("a-*/seg-*")
+    data = path.read_bytes()
+    path.unlink()  # The other agent's stays as it is.
+    path.write_bytes(newly_sealed(data))
+    return path
+
+
+def newly_sealed_ledger(root: Path) -> Path:
+    """Its last frame is."""
+    [path] = root.rglob("a-*/ledger.log")
+    data = path.read_bytes()
+    last = data.rindex(b"KVAL")
+    payload = newly_sealed(data[last + 40 :])
+    fields = data[last : last + 24] + struct.pack("<Q", xxhash.xxh3_64_intdigest(payload))
+    check = struct.pack("<Q", xxhash.xxh3_64_intdigest(fields))
+    path.write_bytes(data[:last] + fields + check + payload)
+    return path
+
+
+def newly_sealed(data: bytes) -> bytes:
+    """What version 2 of encryption may make of it."""
+    assert data.startswith(b"KVAS\1")
+    return data.replace(b"KVAS\1", b"KVAS\2", 1)
+
+
 def newer_ledger(root: Path) -> Path:
     [path] = root.rglob("a-*/ledger.log")
     data = path.read_bytes()
@@ -61,13 +103,25 @@ def files(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in paths}
 
 
-@pytest.mark.parametrize("make", [newer_manifest, newer_segment])
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (newer_manifest, None),
+        (newer_segment, None),
+        (newly_sealed_manifest, KEY),
+        (newly_sealed_segment, KEY),
+    ],
+    indirect=["key"],
+)
 def test_newer_kv_is_neither_used_nor_touched_and_the_ledger_goes_on(
-    root: Path, caplog: pytest.LogCaptureFixture, make: object
+    root: Path,
+    key: bytes | None,
+    caplog: pytest.LogCaptureFixture,
+    make: Callable[[Path], Path],
 ) -> None:
-    path = make(root)  # type: ignore[operator]
+    path = make(root)
     before = files(root / "kv")
-    store = Store(root)
+    store = Store(root, encryption_key=key)
 
     assert store.read_kv("a", F1) == ()
     outcomes = put(store, kv_save("a", SEGMENT))
@@ -104,10 +158,15 @@ def test_newer_kv_is_not_evicted_but_can_be_forgotten(root: Path) -> None:
     store.close()
 
 
-def test_a_newer_ledger_refuses_its_agent_alone_and_stays_as_it_is(root: Path) -> None:
-    path = newer_ledger(root)
+@pytest.mark.parametrize(
+    ("make", "key"), [(newer_ledger, None), (newly_sealed_ledger, KEY)], indirect=["key"]
+)
+def test_a_newer_ledger_refuses_its_agent_alone_and_stays_as_it_is(
+    root: Path, key: bytes | None, make: Callable[[Path], Path]
+) -> None:
+    path = make(root)
     before = path.read_bytes()
-    store = Store(root)
+    store = Store(root, encryption_key=key)
 
     with pytest.raises(NewerFormat, match="format version 2, and this kvactors reads up to 1"):
         store.read_ledger("a")
@@ -118,4 +177,18 @@ def test_a_newer_ledger_refuses_its_agent_alone_and_stays_as_it_is(root: Path) -
     problems = {agent.agent_id: agent.problem for agent in store.agents()}
     assert "upgrade kvactors" in str(problems["a"])
     assert problems["b"] is None
+    store.close()
+
+
+@pytest.mark.parametrize("key", [KEY], indirect=True)
+def test_a_copy_of_a_record_that_a_newer_version_sealed_is_not_stored(
+    root: Path, key: bytes
+) -> None:
+    store = Store(root, encryption_key=key)
+    copies = [newly_sealed(copy) for copy in store.records.read("a")]
+
+    with pytest.raises(NewerFormat, match="record 0 of 'a' has format version 2"):
+        store.records.append("c", 0, copies, of="a")
+
+    assert not store.has("c")
     store.close()
