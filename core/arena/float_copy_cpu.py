@@ -117,7 +117,7 @@ class KeptFloats:
     def bytes_more(self, shared: int = 0) -> int:
         """Bytes that `keep` would take, those of codes that wait included, with so many tokens that
         all rows begin with."""
-        if self.copy or self._prefix:
+        if self.copy or (self._prefix and self._prefix[0].shape[2] == shared):
             return 0
         if copied := self._copied:
             stored = sum(array.nbytes for array in self._stored.values())
@@ -162,6 +162,8 @@ class KeptFloats:
         """Keep none, and if asked none for a while: the slab gave room to others."""
         self.settle()
         self.copy, self._prefix, self._shared = None, (), 0
+        # There is nothing left to be begun with.
+        self.begun = True
         self._waits = _STEPS_WITHOUT if wait else self._waits
 
     def grow(self) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import mlx.core as mx
 import pytest
 from kin import beginning
 from makers import prompt_of
@@ -11,8 +12,10 @@ from samples import DAY, sample_of
 
 from kvactors.core.arena.kv_rows import KVRows
 from kvactors.core.arena.pieces import make_trunk
+from kvactors.core.arena.pools import Pool
 from kvactors.core.attention.policy import AttentionMode
 from kvactors.core.cache.slabs import Trunk
+from kvactors.core.cache.spec import LayerSpec
 from kvactors.core.model.load import LoadedModel, load_model
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.testing.families import build
@@ -74,6 +77,19 @@ def test_forks_are_replayed(*, reads: bool) -> None:
     assert rows.arena.table.shared(0) == 130
     # The first step shows how the model attends, the second what it keeps of the beginning.
     assert (rows.steps.made, rows.steps.replayed) == (1, 5)
+
+
+def test_forks_are_replayed_when_there_is_no_room_for_floats_any_more() -> None:
+    loaded = load("llama")
+    rows, turns = forked(loaded, trunks_of(loaded)[0], reads=True), turns_of(3)
+    for _ in range(2):
+        rows.step(turns, ahead=False)
+    rows.arena.floats = False
+
+    for _ in range(8):
+        rows.step(turns, ahead=False)
+
+    assert rows.steps.replayed >= 4
 
 
 def test_what_is_kept_of_a_beginning_stays_when_rows_need_more_room() -> None:
@@ -148,3 +164,18 @@ def test_a_replay_of_forks_writes_in_place(*, reads: bool) -> None:
     least = trunk.pieces[0].nbytes
     print(f"{replayed:,} bytes above what is held, {eager:,} eagerly, of a copy {least:,} at least")
     assert replayed < eager + least
+
+
+def test_a_longer_beginning_asks_for_room_where_a_shorter_one_is_kept() -> None:
+    wide = LayerSpec("full", 8, 128, 4, 64, "float16")
+    pool = Pool(wide, 8, 2560)
+    floats = pool.floats
+    floats.keep(1024)
+    floats.note_prefix(pool.read(1, 1024).floats(mx.float32))
+    floats.keep(1024)
+
+    same, longer = floats.bytes_more(1024), floats.bytes_more(2048)
+    floats.drop()
+
+    assert (same, longer) == (0, floats.bytes_more(2048))
+    assert longer == 2 * floats.bytes_more(1024) > 0
