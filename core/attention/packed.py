@@ -3,6 +3,7 @@
 A decode step of many scores takes two cores there. GPU thread only.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import mlx.core as mx
@@ -29,6 +30,8 @@ _MANY_SCORES = 1 << 14
 # From so many on, a decode step gains from a second core (bench/LOG.md).
 HALVED_SCORES = 1 << 16
 LOG2_E = 1.4426950408889634
+# Of products that are summed up: bytes that there are of them at once (bench/LOG.md).
+MOST_BYTES = 1 << 20
 
 
 def attend_packed(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array:
@@ -140,7 +143,8 @@ def score(queries: mx.array, keys: Stored, side: Side, *, unpack: bool) -> mx.ar
         if unpack:
             return multiply(queries, keys[0].astype(PRECISION))
         # BLAS picks its kernel by shape, so its sums depend on the batch; these do not.
-        return (queries[..., None, :] * keys[0].astype(PRECISION)[..., None, :, :]).sum(-1)
+        every = keys[0].astype(PRECISION)[..., None, :, :]
+        return _of_some(queries, every, lambda some: (some[..., None, :] * every).sum(-1))
     if unpack and worth_unpacking(keys[0]):
         return scores_of(queries, keys, side)
     return multiply_codes(queries, keys, side, transposed=True)
@@ -152,7 +156,17 @@ def weigh(weights: mx.array, values: Stored, side: Side, *, unpack: bool) -> mx.
     if len(values) == 1:
         if unpack:
             return weights @ values[0].astype(PRECISION)
-        return (weights[..., None] * values[0].astype(PRECISION)[..., None, :, :]).sum(-2)
+        every = values[0].astype(PRECISION)[..., None, :, :]
+        return _of_some(weights, every, lambda some: (some[..., None] * every).sum(-2))
     if unpack and worth_unpacking(values[0], weights.shape[-2]):
         return weights @ to_float(values, side, PRECISION)
     return multiply_codes(weights, values, side, transposed=False)
+
+
+def _of_some(queries: mx.array, every: mx.array, form: Callable[[mx.array], mx.array]) -> mx.array:
+    """What `form` makes of `queries` [..., m, n], some at a time: each of them is multiplied with
+    all of `every`, and of a whole chunk that is many times its KV."""
+    several = max(1, MOST_BYTES // every.nbytes)
+    parts = range(0, queries.shape[-2], several)
+    found = [form(queries[..., part : part + several, :]) for part in parts]
+    return mx.concatenate(found, axis=-2) if len(found) > 1 else found[0]
