@@ -246,7 +246,7 @@ def read_runs(folder: RunFolder) -> list[Run]:
         path = folder.journal(script.point.label)
         if holds_run(path):
             run = run_of(*read_journal(path))
-            run = replace(run, metrics=measure(run.turns, run.heard))
+            run = replace(run, metrics=measure(run.turns, run.heard, run.failures))
             for name in folder.words.metrics:
                 run = with_own(name, run, folder.homes)
             runs.append(run)

@@ -101,6 +101,10 @@ class Failure:
     error: str  # the name of its class
     text: str
     part: int = 0  # as of a turn
+    expected: str | None = None  # of a probe, as of a turn
+    right: bool | None = None  # False of a probe that expects something
+    about: str | None = None  # as of a turn
+    distance: int | None = None  # as of a turn
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
     recall       share of probes answered as expected, of what was told so many phases ago
     refusal      share of probes of what was never told that were refused
+                 (a probe that failed, as a context is full, is neither)
     consistency  share of questions asked again whose answer is the one of before
     tokens_*     prefilled (by turns, and by hearing others), reused, generated
 
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean
 from typing import Any, TypeVar
 
-from kvactors.actors.scenarios.journal.records import Heard, Metric, Turn
+from kvactors.actors.scenarios.journal.records import Failure, Heard, Metric, Turn
 
 __all__ = ["COSTS", "SHARES", "measure"]
 
@@ -35,11 +36,15 @@ COST_CUTS: tuple[Cut, ...] = (ALL, ("agent", "phase"), ("branch",))
 QUESTIONS = ("ask", "choose", "probe")
 
 
-def measure(turns: Sequence[Turn], heard: Sequence[Heard]) -> tuple[Metric, ...]:
-    """Every metric of one run, of all of it and by phase, agent, branch and distance."""
-    asked = [turn for turn in turns if turn.verb == "probe" and turn.right is not None]
-    told = [(turn, bool(turn.right)) for turn in asked if turn.expected is not None]
-    never = [(turn, bool(turn.right)) for turn in asked if turn.expected is None]
+def measure(
+    turns: Sequence[Turn], heard: Sequence[Heard], failures: Sequence[Failure]
+) -> tuple[Metric, ...]:
+    """Every metric of one run, of its `turns`, of what was `heard` and of its `failures`: of all of
+    it and by phase, agent, branch and distance."""
+    ended: tuple[Turn | Failure, ...] = (*turns, *failures)
+    probes = [probe for probe in ended if probe.right is not None]
+    told = [(probe, bool(probe.right)) for probe in probes if probe.expected is not None]
+    never = [(probe, bool(probe.right)) for probe in probes if probe.expected is None]
     return (
         *_shares("recall", told, (*CUTS, *DISTANCES)),
         *_shares("refusal", never, CUTS),
@@ -49,7 +54,7 @@ def measure(turns: Sequence[Turn], heard: Sequence[Heard]) -> tuple[Metric, ...]
 
 
 def _shares(
-    name: str, judged: Sequence[tuple[Turn, bool]], cuts: Iterable[Cut]
+    name: str, judged: Sequence[tuple[Turn | Failure, bool]], cuts: Iterable[Cut]
 ) -> Iterator[Metric]:
     for cut in cuts:
         for of, found in _groups(judged, cut):
@@ -57,7 +62,7 @@ def _shares(
 
 
 def _groups(
-    values: Iterable[tuple[Turn | Heard, _Value]], cut: Cut
+    values: Iterable[tuple[Turn | Heard | Failure, _Value]], cut: Cut
 ) -> Iterator[tuple[dict[str, Any], list[_Value]]]:
     """Values of records, together by a `cut`: by branch only where there are any."""
     groups: dict[tuple[Any, ...], list[_Value]] = defaultdict(list)

@@ -55,7 +55,8 @@ def record_of(step: Step, outcome: Outcome, memory: int) -> Record:
     where = (step.agent, step.phase, step.round, step.branch.path)
     if isinstance(outcome, Failed):
         text = outcome.text.encode(errors="backslashreplace").decode()
-        return Failure(step.number, *where, outcome.error, text, step.part)
+        probed = _of_probe(step, None)
+        return Failure(step.number, *where, outcome.error, text, step.part, **probed)
     if step.kind == "hear":
         return _heard(step, outcome.reply, memory + 1)
     return _turn(step, outcome, memory + (step.kind != "probe" and step.said is None))
@@ -116,13 +117,14 @@ def _turn(step: Step, outcome: Replied, memory: int) -> Turn:
     )
 
 
-def _of_probe(step: Step, answer: str) -> dict[str, Any]:
+def _of_probe(step: Step, answer: str | None) -> dict[str, Any]:
+    """What a record has of a probe alone: without an answer, what is expected was not said."""
     words, call = step.words, step.call
     if not isinstance(words, ProbeWords) or call is None:
         return {}
     right = None
     if call.expected is not None:
-        right = as_expected(answer, call.expected, words.match)
+        right = answer is not None and as_expected(answer, call.expected, words.match)
     return {
         "expected": _expected(step),
         "right": right,

@@ -80,5 +80,6 @@ def make_run(
         "events": (Event(0, "process", "pid 1", 0.0),),
         "ended": True,
     }
-    metrics = (*measure(turns, heard), *own)
-    return Run(header=header, turns=turns, heard=heard, metrics=metrics, **fields | changes)
+    fields |= changes
+    metrics = (*measure(turns, heard, fields["failures"]), *own)
+    return Run(header=header, turns=turns, heard=heard, metrics=metrics, **fields)

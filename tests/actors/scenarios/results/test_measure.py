@@ -4,7 +4,7 @@ published ones."""
 import pytest
 from runs import make_heard, make_turn, probe
 
-from kvactors.actors.scenarios.journal.records import Metric, Turn
+from kvactors.actors.scenarios.journal.records import Failure, Metric, Turn
 from kvactors.actors.scenarios.results.intervals import bootstrap, wilson
 from kvactors.actors.scenarios.results.measure import measure
 
@@ -19,9 +19,11 @@ PROBES = (
 )
 
 
-def found(turns: tuple[Turn, ...], name: str) -> dict[tuple[object, ...], tuple[float, int]]:
+def found(
+    turns: tuple[Turn, ...], name: str, failures: tuple[Failure, ...] = ()
+) -> dict[tuple[object, ...], tuple[float, int]]:
     """Value and count of a metric, by what it is of."""
-    metrics = [metric for metric in measure(turns, ()) if metric.name == name]
+    metrics = [metric for metric in measure(turns, (), failures) if metric.name == name]
     return {(m.agent, m.phase, m.branch, m.distance): (m.value, m.count) for m in metrics}
 
 
@@ -45,6 +47,19 @@ def test_what_was_never_told_counts_as_refused_and_not_as_recalled() -> None:
     assert found((*PROBES, *never), "recall") == found(PROBES, "recall")
     assert found(never, "refusal")[None, None, None, None] == (0.5, 2)
     assert found(PROBES, "refusal") == {}
+
+
+def test_who_failed_at_a_probe_has_not_recalled_and_not_refused() -> None:
+    where = ("bob", "third", 1, "", "ContextExceeded", "full", 0)
+    full = Failure(7, *where, expected="4711", right=False, about="first", distance=2)
+    never, no_probe = Failure(8, *where, right=False), Failure(9, *where)
+
+    recall = found(PROBES, "recall", (full, never, no_probe))
+
+    assert recall[None, None, None, None] == (4 / 7, 7)
+    assert recall[None, None, None, 2] == (3 / 5, 5)
+    assert recall["bob", None, None, None] == (1 / 3, 3)
+    assert found((), "refusal", (never,))[None, None, None, None] == (0.0, 1)
 
 
 def test_a_probe_that_expects_nothing_is_no_recall() -> None:
@@ -127,7 +142,7 @@ def test_cost_is_of_each_agent_and_phase_and_hearing_is_prefill() -> None:
     )
     heard = (make_heard(4, 1, "bob", prefilled_tokens=11),)
 
-    costs = [metric for metric in measure(turns, heard) if metric.name.startswith("tokens_")]
+    costs = [metric for metric in measure(turns, heard, ()) if metric.name.startswith("tokens_")]
 
     assert costs == [
         Metric("tokens_prefilled", 132, 4),
@@ -146,7 +161,7 @@ def test_cost_is_of_each_agent_and_phase_and_hearing_is_prefill() -> None:
 
 
 def test_nothing_was_measured_of_nothing() -> None:
-    assert measure((), ()) == ()
+    assert measure((), (), ()) == ()
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,17 @@ probes:
     assert probes[0].memory == 1
 
 
+def test_a_probe_that_fails_says_what_it_expected_as_one_that_is_answered(play: MakePlay) -> None:
+    text = TWO + 'probes: [{name: x, ask: "X?", expect: "4711", about: talk, who: [anna, bob]}]\n'
+
+    run = play(text, lambda agent, prompt: "!full" if agent == "bob" else "4711").run()
+
+    failed, answered = run.failures[-1], run.turns[-1]
+    assert (answered.expected, answered.right) == (failed.expected, not failed.right)
+    assert (answered.about, answered.distance) == (failed.about, failed.distance) == ("talk", 0)
+    assert [each.right for each in run.failures] == [None, None, False]
+
+
 def test_what_fails_is_recorded_and_the_others_go_on(play: MakePlay) -> None:
     def answer(agent: str, prompt: str) -> str:
         return "!broken" if agent == "bob" else prompt
