@@ -156,8 +156,8 @@ def _bounds(interval: Interval | None) -> Row:
 
 
 def write_csv(rows: Iterable[Row], path: Path) -> Path:
-    """As `pandas.read_csv` reads it, packed where the name ends with .gz: the same rows are the
-    same bytes. A table without rows is empty."""
+    """As pandas reads it, packed where the name ends with .gz: the same rows are the same bytes. A
+    table without rows is empty."""
     text = StringIO(newline="")
     writer: csv.DictWriter[str] | None = None
     for row in rows:

@@ -12,6 +12,7 @@ HOSTILE = (
     'a, "b"\r\nc',
     "{{ 7 * 7 }} $x_$ </script><!--",
     "zażółć 🦊",
+    "None",
 )
 
 

@@ -83,7 +83,7 @@ def test_a_line_of_the_timeline_leads_to_its_turn(browser: webdriver.Chrome, pag
     links = browser.find_elements(By.CSS_SELECTOR, "#picture-timeline a")
     goals = [link.get_dom_attribute("xlink:href") for link in links]
 
-    assert len(goals) == 11
+    assert len(goals) == 12
     assert {len(browser.find_elements(By.CSS_SELECTOR, goal)) for goal in goals} == {1}
 
     browser.execute_script(f"location.hash = '{goals[-1]}'")

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pandas
@@ -54,8 +55,9 @@ def test_each_turn_is_a_row_with_its_run_first_and_comes_back_as_it_was_said(
 def test_pandas_reads_the_results_in_one_line(sweep: list[Run], tmp_path: Path) -> None:
     write_results(sweep, tmp_path)
 
-    turns = pandas.read_csv(tmp_path / "turns.csv.gz")
-    metrics = pandas.read_csv(tmp_path / "metrics.csv")
+    as_said: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}
+    turns = pandas.read_csv(tmp_path / "turns.csv.gz", **as_said)
+    metrics = pandas.read_csv(tmp_path / "metrics.csv", **as_said)
 
     said = [turn.answer for run in sweep for turn in run.turns]
     assert list(turns["answer"]) == said
@@ -63,7 +65,7 @@ def test_pandas_reads_the_results_in_one_line(sweep: list[Run], tmp_path: Path) 
     assert list(turns["right"].dropna()) == right
     assert (turns["total"] == 0.5).all()
     assert set(metrics[metrics["name"] == "gain"]["value"]) == {4.0, 5.0, 7.0, 8.0}
-    assert turns.groupby("reward")["generated_tokens"].sum().to_dict() == {1: 88, 2: 88}
+    assert turns.groupby("reward")["generated_tokens"].sum().to_dict() == {1: 96, 2: 96}
 
 
 def test_what_a_sweep_varies_takes_no_other_columns_place(tmp_path: Path) -> None:
