@@ -67,7 +67,7 @@ class Turn:
     expected: str | None = None  # of a probe; None for what was never told
     right: bool | None = None  # of a probe that expects something
     about: str | None = None  # the phase that a probe asks of
-    distance: int | None = None  # phases between that one and this one
+    distance: int | None = None  # so many phases that took place ago
     part: int = 0  # what a behaviour did for the step, from 1; 0 is the step itself
 
 

@@ -6,7 +6,7 @@ A walk goes as far as it can without results. Where the file makes it depend on 
 
 import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -29,12 +29,14 @@ Stopping = Generator[Step | NotYet, None, bool]
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """Where a walk is: a phase, its round, its branch and who takes part by now."""
+    """Where a walk is: a phase, its round, its branch, who takes part by now, and the phases that
+    took place until then, this one too."""
 
     phase: PhaseWords
     number: int
     branch: Branch
     present: frozenset[str]
+    past: tuple[str, ...] = ()
 
 
 class Walk:
@@ -46,14 +48,13 @@ class Walk:
         self._cast = cast
         self._answers = answers
         self._numbers = itertools.count(1)
-        self._phases = [phase.name for phase in words.phases]
         self._audience = Audience(words, cast)
 
     def steps(self, variables: Mapping[str, Any]) -> Steps:
         """All of them, in their order, with what templates may name."""
         present = frozenset(n for n, m in self._cast.members.items() if m.joins is None)
         trunk = Branch("", {**variables, "branch": ""})
-        yield from self._phases_from(0, trunk, present, forked=False)
+        yield from self._phases_from(0, _Round(self._words.phases[0], 1, trunk, present))
         yield self._whole("end", _Round(self._words.phases[-1], 0, trunk, present))
 
     def ending(self, reason: str) -> Steps:
@@ -62,14 +63,12 @@ class Walk:
         yield self._whole("stop", here, reason)
         yield self._whole("end", here)
 
-    def _phases_from(
-        self, first: int, branch: Branch, present: frozenset[str], *, forked: bool
-    ) -> Stopping:
+    def _phases_from(self, first: int, here: _Round, *, forked: bool = False) -> Stopping:
         """The phases from the `first` on; of a branch that was just `forked` there, what comes
         before that phase is done."""
         for place in range(first, len(self._words.phases)):
             phase = self._words.phases[place]
-            here = _Round(phase, 1, branch, present)
+            here = replace(here, phase=phase, number=1)
             if not (forked and place == first):
                 if phase.when and not (yield from self._decide(phase.when, here)):
                     continue
@@ -83,9 +82,9 @@ class Walk:
             for name in joining:
                 origin = self._cast.members[name].from_
                 assert origin is not None
-                yield self._fork(here, origin, branch.lane(name), name)
-            present |= set(joining)
-            here = _Round(phase, 1, branch, present)
+                yield self._fork(here, origin, here.branch.lane(name), name)
+            present, past = here.present | set(joining), (*here.past, phase.name)
+            here = replace(here, present=present, past=past)
             if (yield from self._rounds(here)):
                 return True
             yield from self._probes(here)
@@ -99,14 +98,14 @@ class Walk:
             for agent in self._cast.members:
                 if agent in here.present:
                     yield self._fork(here, agent, branch.lane(agent), agent)
-            if (yield from self._phases_from(place, branch, here.present, forked=True)):
+            if (yield from self._phases_from(place, replace(here, branch=branch), forked=True)):
                 return True
         return False
 
     def _rounds(self, first: _Round) -> Stopping:
         rounds: list[list[Step]] = []
         for number in range(1, first.phase.rounds + 1):
-            here = _Round(first.phase, number, first.branch, first.present)
+            here = replace(first, number=number)
             laid: list[Step] = []
             for step in self._round(here):
                 if isinstance(step, Step):
@@ -194,22 +193,21 @@ class Walk:
         for probe in self._words.probes:
             if ALL not in probe.after and here.phase.name not in probe.after:
                 continue
-            place = self._phases.index(here.phase.name)
-            since = self._phases.index(probe.about) if probe.about else place
-            if since > place:
+            if probe.about and probe.about not in here.past:
                 continue
+            distance = here.past[::-1].index(probe.about) if probe.about else None
             for name in self._cast.resolve(probe.who, InvalidScenario):
                 if name in here.present:
-                    yield from self._probe(here, name, probe, place - since)
+                    yield from self._probe(here, name, probe, distance)
 
-    def _probe(self, here: _Round, name: str, probe: ProbeWords, distance: int) -> Steps:
+    def _probe(self, here: _Round, name: str, probe: ProbeWords, distance: int | None) -> Steps:
         items = [None]
         if probe.each:
             view = self._cast.members[name].view
             items = yield from self._decide(probe.each, here, {"agent": view}, taken=list)
         for item in items:
             step = self._new("probe", here, name, probe)
-            step.item, step.distance = item, distance if probe.about else None
+            step.item, step.distance = item, distance
             yield step
 
     def _decide(

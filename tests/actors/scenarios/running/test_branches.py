@@ -108,6 +108,44 @@ probes:
     assert probes[0].memory == 1
 
 
+SKIPPING = """\
+name: skipping
+parameters: {told: true}
+agents: {anna: {}}
+phases:
+  - name: first
+    when: told
+    steps: [{tell: "The code is 4711."}]
+  - name: parted
+    fork: {left: {told: false}, right: {}}
+    steps: [{ask: "Hello."}]
+  - name: second
+    when: told
+    steps: [{ask: "Hello."}]
+  - name: third
+    steps: [{ask: "Hello."}]
+probes:
+  - {name: code, ask: "The code?", about: first, after: third, expect: "4711"}
+  - {name: hello, ask: "Hello?", about: second, after: third, expect: "Hello"}
+"""
+
+
+@pytest.mark.parametrize(
+    ("told", "asked"),
+    [
+        (True, [("left", "code", 2), ("right", "code", 3), ("right", "hello", 1)]),
+        (False, []),
+    ],
+)
+def test_a_phase_that_did_not_take_place_is_neither_asked_of_nor_counted(
+    play: MakePlay, told: bool, asked: list[tuple[str, str, int]]
+) -> None:
+    run = play(SKIPPING.replace("told: true", f"told: {told}")).run()
+
+    probes = [turn for turn in run.turns if turn.verb == "probe"]
+    assert [(turn.branch, turn.name, turn.distance) for turn in probes] == asked
+
+
 def test_a_probe_that_fails_says_what_it_expected_as_one_that_is_answered(play: MakePlay) -> None:
     text = TWO + 'probes: [{name: x, ask: "X?", expect: "4711", about: talk, who: [anna, bob]}]\n'
 
