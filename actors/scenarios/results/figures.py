@@ -106,7 +106,8 @@ def _figures(runs: Sequence[Run]) -> Iterator[tuple[str, str, "Figure"]]:
     for name in dict.fromkeys(row["name"] for row in whole):
         if name not in SHARES and name not in COSTS:
             own = [row for row in whole if row["name"] == name]
-            yield f"metric-{_plain(name)}", f"{name}, with 95 % intervals", _shares(own)
+            known = "" if _errors(own) is None else ", with 95 % intervals"
+            yield f"metric-{_plain(name)}", name + known, _shares(own)
     if any(run.turns for run in runs):
         yield "tokens", "Tokens by phase, mean over the runs", _tokens(runs)
         yield "timeline", f"Turns over time, {runs[0].header.label}", _timeline(runs[0])

@@ -48,7 +48,7 @@ def render(runs: Sequence[Run], pictures: Sequence[Picture] | None) -> str:
     return environment.from_string(page).render(
         runs=runs,
         first=runs[0].header,
-        begun=datetime.fromtimestamp(runs[0].header.begun, UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        begun=_begun(runs[0].header.begun),
         turns=sum(len(run.turns) for run in runs),
         failures=[(run, failure) for run in runs for failure in run.failures],
         unended=[run for run in runs if not run.ended],
@@ -60,6 +60,12 @@ def render(runs: Sequence[Run], pictures: Sequence[Picture] | None) -> str:
         script=script,
         digest=b64encode(sha256(script.encode()).digest()).decode(),
     )
+
+
+def _begun(at: float) -> str:
+    """When a run began; nothing of a deterministic one, which knows no time."""
+    when = datetime.fromtimestamp(at, UTC)
+    return f", begun {when:%Y-%m-%d %H:%M} UTC" if at else ""
 
 
 def story(run: Run) -> Iterator[tuple[str, list[Said]]]:

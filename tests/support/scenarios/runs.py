@@ -73,7 +73,7 @@ def make_run(
         model="default",
         agents=tuple(agents),
         phases=tuple(phases),
-        begun=1_700_000_000.0,
+        begun=changes.pop("begun", 1_700_000_000.0),
     )
     fields: dict[str, Any] = {
         "failures": (),

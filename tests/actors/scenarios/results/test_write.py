@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pandas
 import pytest
@@ -185,34 +184,15 @@ def test_the_same_runs_give_the_same_files(sweep: list[Run], tmp_path: Path) -> 
     assert first == again
 
 
-def test_pictures_are_whole_and_a_name_is_no_formula(sweep: list[Run], tmp_path: Path) -> None:
-    odd = make_run(make_turn(1, "$x_$", heard_by=("$\\frac{$", "<&>")))
+@pytest.mark.parametrize(
+    ("begun", "said"), [(1_700_000_000.0, "default, begun 2023-11-14 22:13 UTC"), (0.0, "default")]
+)
+def test_a_page_says_when_its_runs_began_if_they_know(
+    begun: float, said: str, tmp_path: Path
+) -> None:
+    write_results([make_run(begun=begun)], tmp_path)
 
-    for svg in (path for path in write_results([odd], tmp_path) if path.suffix == ".svg"):
-        ElementTree.parse(svg)
-
-    assert "$x_$" in (tmp_path / "figures" / "timeline.svg").read_text(encoding="utf-8")
-
-
-def test_what_a_font_cannot_show_is_no_warning(tmp_path: Path) -> None:
-    varied = [make_run(probe(1, right=True), parameters={"mood": mood}) for mood in ("落着", "怒")]
-
-    written = write_results(varied, tmp_path)
-
-    assert "怒" in next(path for path in written if path.name == "shares.svg").read_text()
-
-
-def test_many_agents_and_many_turns_make_no_huge_picture(tmp_path: Path) -> None:
-    turns = [
-        make_turn(step, f"agent {step % 300}", heard_by=(f"agent {(7 * step) % 300}",))
-        for step in range(4000)
-    ]
-
-    write_results([make_run(*turns)], tmp_path)
-
-    sizes = [path.stat().st_size for path in (tmp_path / "figures").glob("*.svg")]
-    assert len(sizes) == 4
-    assert max(sizes) < 1_000_000
+    assert f"<p>{said}\n" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_who_told_one_alone_talked_to_that_one() -> None:
