@@ -4,6 +4,7 @@ them may be on any thread: they share nothing with others, not even pyplot.
 In an SVG that goes into a page, ink has the colour of the page's text.
 """
 
+import itertools
 import re
 import warnings
 from collections import Counter
@@ -33,6 +34,8 @@ TOKENS = {"reused": "#8fb8a8", "prefilled": BLUE, "generated": "#d1495b"}
 # More names than these are not readable beside an axis, more arrows not in a circle, more marks
 # not fast in a browser.
 NAMES, CIRCLE, MARKS = 40, 24, 500
+# Letters of a metric's name in a file's: a file system takes 255 bytes, of up to four a letter.
+LETTERS = 50
 INKED = (
     *("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor"),
     *("xtick.color", "ytick.color", "legend.labelcolor"),
@@ -103,11 +106,12 @@ def _figures(runs: Sequence[Run]) -> Iterator[tuple[str, str, "Figure"]]:
         yield "recall", "Recall of facts of earlier phases, with 95 % intervals", _recall(far)
     if shares := [row for row in whole if row["name"] in SHARES and row["distance"] is None]:
         yield "shares", "Shares of answers, with 95 % intervals", _shares(shares)
+    taken = set[str]()
     for name in dict.fromkeys(row["name"] for row in whole):
         if name not in SHARES and name not in COSTS:
             own = [row for row in whole if row["name"] == name]
             known = "" if _errors(own) is None else ", with 95 % intervals"
-            yield f"metric-{_plain(name)}", name + known, _shares(own)
+            yield _free(f"metric-{_plain(name)}", taken), name + known, _shares(own)
     if any(run.turns for run in runs):
         yield "tokens", "Tokens by phase, mean over the runs", _tokens(runs)
         yield "timeline", f"Turns over time, {runs[0].header.label}", _timeline(runs[0])
@@ -116,8 +120,17 @@ def _figures(runs: Sequence[Run]) -> Iterator[tuple[str, str, "Figure"]]:
 
 
 def _plain(name: str) -> str:
-    """A name as part of a file's."""
-    return "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in name)
+    """A name as part of a file's, in letters of any script."""
+    return "".join(letter if letter.isalnum() else "-" for letter in name[:LETTERS])
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """A name that none of the `taken` is, nor is to who takes capitals for small letters: with a
+    number where it must."""
+    numbered = (f"{name}-{number}" for number in itertools.count(2))
+    free = next(each for each in itertools.chain([name], numbered) if each.casefold() not in taken)
+    taken.add(free.casefold())
+    return free
 
 
 def _axes(width: float = 7.0, height: float = 3.2) -> tuple["Figure", "Axes"]:

@@ -34,6 +34,25 @@ def test_a_caption_promises_intervals_where_there_are_some(
     assert f"<figcaption>{caption} <code>figures/metric-gain.svg" in page
 
 
+def test_each_own_metric_has_a_picture_of_its_own(tmp_path: Path) -> None:
+    files = {
+        "信頼": "metric-信頼",
+        "協力": "metric-協力",
+        "trust (mean)": "metric-trust--mean-",
+        "trust [mean]": "metric-trust--mean--2",
+        "Trust (mean)": "metric-Trust--mean--3",
+        "a" * 60: "metric-" + "a" * 50,
+    }
+    own = tuple(Metric(name, 1.0, 1) for name in files)
+
+    written = write_results([make_run(own=own)], tmp_path)
+
+    assert [path.stem for path in written if path.suffix == ".png"] == list(files.values())
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    for name, file in files.items():
+        assert f"<figcaption>{name}. <code>figures/{file}.svg" in page
+
+
 def test_what_a_font_cannot_show_is_no_warning(tmp_path: Path) -> None:
     varied = [make_run(probe(1, right=True), parameters={"mood": mood}) for mood in ("落着", "怒")]
 
