@@ -239,9 +239,9 @@ def _progress() -> Iterator[Callable[[int, Any], None]]:
 
 def _show(runs: "list[Run]", where: Path) -> None:
     """The table of the runs, and where everything is."""
-    from kvactors.actors.scenarios.results.tables import summary
+    from kvactors.actors.scenarios.results.tables import over_seeds, summary
 
-    rows = summary(runs)
+    rows = summary(over_seeds(runs, whole=True))
     table = Table(box=None, pad_edge=False)
     for name in rows[0] if rows else ():
         table.add_column(name)

@@ -17,7 +17,7 @@ import numpy as np
 
 from kvactors.actors.scenarios.journal.records import Run
 from kvactors.actors.scenarios.results.measure import COSTS, SHARES
-from kvactors.actors.scenarios.results.tables import Row, over_seeds
+from kvactors.actors.scenarios.results.tables import Row, point_of
 from kvactors.actors.scenarios.results.talk import conversations, process_begins
 
 if TYPE_CHECKING:
@@ -72,8 +72,9 @@ def plotting() -> bool:
     return True
 
 
-def draw_all(runs: Sequence[Run], folder: Path) -> list[Picture]:
-    """Every picture that these runs have something for, written into `folder`."""
+def draw_all(runs: Sequence[Run], rows: Sequence[Row], folder: Path) -> list[Picture]:
+    """Every picture that these runs, and their `rows` over seeds, have something for, written into
+    `folder`."""
     import matplotlib
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +83,7 @@ def draw_all(runs: Sequence[Run], folder: Path) -> list[Picture]:
         warnings.filterwarnings("ignore", message="Glyph")
         return [
             Picture(name, caption, *_save(figure, folder / name))
-            for name, caption, figure in _figures(runs)
+            for name, caption, figure in _figures(runs, rows)
         ]
 
 
@@ -99,8 +100,7 @@ def _save(figure: "Figure", path: Path) -> tuple[str, tuple[Path, ...]]:
     return page.replace(INK, "currentColor"), (png, svg)
 
 
-def _figures(runs: Sequence[Run]) -> Iterator[tuple[str, str, "Figure"]]:
-    rows = over_seeds(runs)
+def _figures(runs: Sequence[Run], rows: Sequence[Row]) -> Iterator[tuple[str, str, "Figure"]]:
     whole = [row for row in rows if all(row[of] is None for of in ("agent", "phase", "branch"))]
     if far := [row for row in whole if row["name"] == "recall" and row["distance"] is not None]:
         yield "recall", "Recall of facts of earlier phases, with 95 % intervals", _recall(far)
@@ -142,8 +142,7 @@ def _axes(width: float = 7.0, height: float = 3.2) -> tuple["Figure", "Axes"]:
 
 def _of(row: Row) -> str:
     """The point of a sweep that a row is of."""
-    known = ("name", "agent", "phase", "branch", "distance", "runs", "mean", "low", "high")
-    return ", ".join(f"{name} {row[name]}" for name in row if name not in known)
+    return ", ".join(f"{name} {value}" for name, value in point_of(row).items())
 
 
 def _errors(rows: Sequence[Row]) -> list[list[float]] | None:

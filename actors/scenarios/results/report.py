@@ -19,7 +19,7 @@ from kvactors.actors.scenarios.journal.records import (
     place_of,
 )
 from kvactors.actors.scenarios.results.figures import Picture
-from kvactors.actors.scenarios.results.tables import summary
+from kvactors.actors.scenarios.results.tables import Row, summary
 from kvactors.actors.scenarios.results.talk import conversations, seconds_of
 
 __all__ = ["render"]
@@ -35,8 +35,9 @@ class Said(NamedTuple):
     record: Turn | Heard | Failure | Event
 
 
-def render(runs: Sequence[Run], pictures: Sequence[Picture] | None) -> str:
-    """The page of `runs`, with `pictures`; None where there was nothing to draw with."""
+def render(runs: Sequence[Run], means: Sequence[Row], pictures: Sequence[Picture] | None) -> str:
+    """The page of `runs`, whose rows over seeds are the `means`, with `pictures`; None where there
+    was nothing to draw with."""
     from jinja2 import Environment, StrictUndefined
 
     page, style, script = (_file(name) for name in ("report.html", "report.css", "report.js"))
@@ -44,7 +45,7 @@ def render(runs: Sequence[Run], pictures: Sequence[Picture] | None) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.globals.update(story=story, seconds_of=seconds_of)
-    header, *rows = summary(runs)
+    header, *rows = summary(means)
     return environment.from_string(page).render(
         runs=runs,
         first=runs[0].header,

@@ -20,6 +20,7 @@ __all__ = [
     "Row",
     "metric_rows",
     "over_seeds",
+    "point_of",
     "summary",
     "turn_rows",
     "write_csv",
@@ -28,12 +29,14 @@ __all__ = [
 Row = dict[str, Any]
 # What a metric is of.
 OF = ("agent", "phase", "branch", "distance")
+# Columns of a metric over seeds, behind those that say of which point.
+MEANS = ("name", *OF, "runs", "mean", "low", "high")
 # The branch of what was before any fork: an empty cell is of all branches. No branch is called so.
 TRUNK = "(trunk)"
 # Of seconds: more than a turn's time can be told by.
 DIGITS = 4
 TAKEN = {
-    *("run", "seed", "runs", "mean", "low", "high"),
+    *("run", "seed", *MEANS),
     *(field.name for record in (Turn, Metric) for field in fields(record)),
 }
 
@@ -53,25 +56,32 @@ def metric_rows(runs: Sequence[Run]) -> Iterator[Row]:
             yield which | _named(asdict(metric)) | _bounds(_interval(metric))
 
 
-def over_seeds(runs: Sequence[Run]) -> list[Row]:
-    """Every metric of every point of the sweep: its mean over the seeds, with the interval of that
-    mean; of one seed alone, with the interval of the share."""
+def over_seeds(runs: Sequence[Run], *, whole: bool = False) -> list[Row]:
+    """Every metric of every point of the sweep, or only those of the `whole` of a run: its mean
+    over the seeds, with the interval of that mean; of one seed alone, with the interval of the
+    share."""
     points: dict[str, list[Run]] = defaultdict(list)
     columns: dict[str, Row] = {}
     for run, varied in zip(runs, _parameters(runs), strict=True):
         point = repr(run.header.parameters)  # 1 and "1" are two.
         points[point].append(run)
         columns[point] = varied
-    return [columns[point] | row for point, same in points.items() for row in _means(same)]
+    return [
+        columns[point] | row for point, same in points.items() for row in _means(same, whole=whole)
+    ]
 
 
-def summary(runs: Sequence[Run]) -> list[tuple[str, ...]]:
-    """What a command prints at the end: a header, then a row for each metric of all of a run, with
-    its mean over seeds and the interval of that."""
-    rows = [row for row in over_seeds(runs) if all(row[of] is None for of in OF)]
-    names = list(_parameters(runs)[0]) if runs else []
-    header = (*names, "metric", "mean", "95 %", "runs")
-    return [header, *((*(str(r[n]) for n in names), r["name"], *_shown(r)) for r in rows)]
+def point_of(row: Row) -> Row:
+    """The columns of a row over seeds that say which point of the sweep it is of."""
+    return {name: value for name, value in row.items() if name not in MEANS}
+
+
+def summary(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """What a command prints at the end, of `rows` over seeds: a header, then a row for each metric
+    of all of a run, with its mean and the interval of that."""
+    whole = [row for row in rows if all(row[of] is None for of in OF)]
+    header = (*(point_of(whole[0]) if whole else ()), "metric", "mean", "95 %", "runs")
+    return [header, *((*map(str, point_of(r).values()), r["name"], *_shown(r)) for r in whole)]
 
 
 def _shown(row: Row) -> tuple[str, str, str]:
@@ -80,12 +90,14 @@ def _shown(row: Row) -> tuple[str, str, str]:
     return f"{row['mean']:,.4g}", interval, str(row["runs"])
 
 
-def _means(runs: Sequence[Run]) -> Iterator[Row]:
+def _means(runs: Sequence[Run], *, whole: bool) -> Iterator[Row]:
     """Of runs that differ in nothing but their seeds."""
     metrics: dict[tuple[Any, ...], list[Metric]] = defaultdict(list)
     for metric in (metric for run in runs for metric in run.metrics):
         metrics[metric.name, *(getattr(metric, of) for of in OF)].append(metric)
     for (name, *of), found in metrics.items():
+        if whole and any(each is not None for each in of):
+            continue
         values = [metric.value for metric in found]
         row = _named({"name": name, **dict(zip(OF, of, strict=True))})
         yield row | {"runs": len(found), "mean": fmean(values), **_bounds(_behind(found))}

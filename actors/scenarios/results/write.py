@@ -23,13 +23,14 @@ def write_results(runs: Sequence[Run], folder: Path) -> tuple[Path, ...]:
     if not runs:
         return ()
     folder.mkdir(parents=True, exist_ok=True)
+    rows = over_seeds(runs)
     written = [
         write_csv(turn_rows(runs), folder / "turns.csv.gz"),
         write_csv(metric_rows(runs), folder / "metrics.csv"),
-        write_csv(over_seeds(runs), folder / "summary.csv"),
+        write_csv(rows, folder / "summary.csv"),
     ]
-    pictures = draw_all(runs, folder / "figures") if plotting() else None
+    pictures = draw_all(runs, rows, folder / "figures") if plotting() else None
     written += [path for picture in pictures or () for path in picture.files]
     page = folder / "report.html"
-    page.write_text(render(runs, pictures), encoding="utf-8")
+    page.write_text(render(runs, rows, pictures), encoding="utf-8")
     return (*written, page)

@@ -1,6 +1,9 @@
 """What is remembered and what it costs, against what was counted by hand; intervals against
 published ones."""
 
+import tracemalloc
+
+import numpy as np
 import pytest
 from runs import make_heard, make_turn, probe
 
@@ -201,6 +204,19 @@ def test_the_bootstrap_is_that_of_the_mean_and_the_same_each_time() -> None:
     # Of the mean of n values the deviation is theirs / sqrt(n): 3.5 +- 1.96 * 2.291 / 2.828.
     assert interval == pytest.approx((1.91, 5.09), abs=0.1)
     assert interval == bootstrap(values)
+
+
+def test_the_bootstrap_of_many_runs_is_drawn_in_pieces_and_is_the_same() -> None:
+    values = [float(value % 7) for value in range(1001)]
+    drawn = np.random.default_rng(0).choice(np.array(values), (10_000, 1001)).mean(axis=1)
+
+    tracemalloc.start()
+    interval = bootstrap(values)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert interval == tuple(np.percentile(drawn, (2.5, 97.5)))
+    assert most < 5_000_000
 
 
 def test_one_run_says_nothing_of_others() -> None:

@@ -19,8 +19,10 @@ from runs import make_heard, make_run, make_turn, probe
 
 from kvactors.actors.scenarios.journal.reading import run_of
 from kvactors.actors.scenarios.journal.records import Event, Metric, Run, Turn
+from kvactors.actors.scenarios.results.figures import draw_all
 from kvactors.actors.scenarios.results.intervals import bootstrap, wilson
-from kvactors.actors.scenarios.results.tables import summary
+from kvactors.actors.scenarios.results.report import render
+from kvactors.actors.scenarios.results.tables import over_seeds, summary
 from kvactors.actors.scenarios.results.talk import conversations, process_begins, seconds_of
 from kvactors.actors.scenarios.results.write import write_results
 
@@ -163,7 +165,7 @@ def test_runs_that_agree_are_no_certainty(tmp_path: Path) -> None:
 
 
 def test_the_summary_has_a_line_for_each_metric_of_whole_runs(sweep: list[Run]) -> None:
-    header, *lines = summary(sweep)
+    header, *lines = summary(over_seeds(sweep))
 
     assert header == ("reward", "metric", "mean", "95 %", "runs")
     assert ("2", "gain", "7.5", "7 to 8", "2") in lines
@@ -171,6 +173,13 @@ def test_the_summary_has_a_line_for_each_metric_of_whole_runs(sweep: list[Run]) 
         *("recall", "consistency", "tokens_prefilled", "tokens_reused", "tokens_generated"),
         "gain",
     ]
+    assert summary(over_seeds(sweep, whole=True)) == [header, *lines]
+
+
+def test_page_and_pictures_draw_no_intervals_of_their_own(sweep: list[Run], tmp_path: Path) -> None:
+    assert "Nothing was measured." in render(sweep, [], None)
+    pictures = draw_all(sweep, [], tmp_path)
+    assert [picture.name for picture in pictures] == ["tokens", "timeline", "talk"]
 
 
 def test_the_same_runs_give_the_same_files(sweep: list[Run], tmp_path: Path) -> None:
