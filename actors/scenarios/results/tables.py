@@ -46,14 +46,15 @@ def turn_rows(runs: Sequence[Run]) -> Iterator[Row]:
     names = [field.name for field in fields(Turn)]
     for run, which in zip(runs, _which(runs), strict=True):
         for turn in run.turns:
-            yield which | {name: _flat(getattr(turn, name)) for name in names}
+            yield which[turn.branch] | {name: _flat(getattr(turn, name)) for name in names}
 
 
 def metric_rows(runs: Sequence[Run]) -> Iterator[Row]:
     """Every metric of every run; of shares with the interval behind them."""
     for run, which in zip(runs, _which(runs), strict=True):
         for metric in run.metrics:
-            yield which | _named(asdict(metric)) | _bounds(_interval(metric))
+            first = which[metric.branch or ""]
+            yield first | _named(asdict(metric)) | _bounds(_interval(metric))
 
 
 def over_seeds(runs: Sequence[Run], *, whole: bool = False) -> list[Row]:
@@ -61,13 +62,15 @@ def over_seeds(runs: Sequence[Run], *, whole: bool = False) -> list[Row]:
     over the seeds, with the interval of that mean; of one seed alone, with the interval of the
     share."""
     points: dict[str, list[Run]] = defaultdict(list)
-    columns: dict[str, Row] = {}
+    columns: dict[str, dict[str, Row]] = defaultdict(dict)
     for run, varied in zip(runs, _parameters(runs), strict=True):
         point = repr(run.header.parameters)  # 1 and "1" are two.
         points[point].append(run)
-        columns[point] = varied
+        columns[point] |= varied
     return [
-        columns[point] | row for point, same in points.items() for row in _means(same, whole=whole)
+        columns[point].get(row["branch"], columns[point][""]) | row
+        for point, same in points.items()
+        for row in _means(same, whole=whole)
     ]
 
 
@@ -117,25 +120,45 @@ def _behind(found: Sequence[Metric]) -> Interval | None:
     return drawn
 
 
-def _which(runs: Sequence[Run]) -> list[Row]:
-    """The first columns of each run; they are the same for all runs of a sweep."""
+def _which(runs: Sequence[Run]) -> list[dict[str, Row]]:
+    """The first columns of each run by branch; they are the same for all runs of a sweep."""
     return [
-        {"run": run.header.label, "seed": run.header.seed, **varied}
+        {
+            branch: {"run": run.header.label, "seed": run.header.seed, **row}
+            for branch, row in varied.items()
+        }
         for run, varied in zip(runs, _parameters(runs), strict=True)
     ]
 
 
-def _parameters(runs: Sequence[Run]) -> list[Row]:
-    """Columns of what a sweep varies. A column has numbers alone, truth values alone or texts
-    alone, and no name that another column has."""
+def _parameters(runs: Sequence[Run]) -> list[dict[str, Row]]:
+    """Columns of what a sweep varies, of each run by branch. A column has numbers alone, truth
+    values alone or texts alone, and no name that another column has."""
     names = dict.fromkeys(name for run in runs for name in run.header.parameters)
-    rows: list[Row] = [{} for _ in runs]
+    found = [(run, {branch: Row() for branch in _branches(run)}) for run in runs]
+    rows = [(_set_in(run, branch), row) for run, varied in found for branch, row in varied.items()]
     for name in names:
-        values = [run.header.parameters.get(name) for run in runs]
+        values = _of_one_kind([known.get(name) for known, _ in rows])
         column = f"parameter {name}" if name in TAKEN else name
-        for row, value in zip(rows, _of_one_kind(values), strict=True):
+        for (_, row), value in zip(rows, values, strict=True):
             row[column] = value
-    return rows
+    return [varied for _, varied in found]
+
+
+def _branches(run: Run) -> Iterable[str]:
+    """The trunk, and all branches that something of a run is of."""
+    of = (*(turn.branch for turn in run.turns), *(metric.branch or "" for metric in run.metrics))
+    return dict.fromkeys(["", *of])
+
+
+def _set_in(run: Run, branch: str) -> Mapping[str, Any]:
+    """The parameters of a run in a branch of it: each fork on the way there sets some."""
+    known = dict(run.header.parameters)
+    phases = run.header.source.get("phases", ())
+    forks = iter([phase.get("fork", {}) for phase in phases])
+    for name in branch.split("/"):
+        known |= next((fork[name] for fork in forks if name in fork), {})
+    return known
 
 
 def _of_one_kind(values: Sequence[Any]) -> list[Any]:

@@ -73,6 +73,7 @@ def make_run(
         model="default",
         agents=tuple(agents),
         phases=tuple(phases),
+        source=changes.pop("source", {}),
         begun=changes.pop("begun", 1_700_000_000.0),
     )
     fields: dict[str, Any] = {
