@@ -54,9 +54,10 @@ def misplaced(name: str, turns: Sequence[Turn]) -> Iterator[str]:
 
 
 def secret(name: str) -> list[int]:
-    """Three tokens that only this agent's prompts begin with."""
-    number = sum((index + 1) * ord(c) for index, c in enumerate(name)) * 7919 % 127**3
-    return [1 + number % 127, 1 + number // 127 % 127, 1 + number // 127**2]
+    """Three tokens that only the prompts of this agent, "agent 17", or of its fork, "agent 17+",
+    begin with."""
+    number = int(name.removeprefix("agent ").removesuffix("+"))
+    return [1 + number % 127, 1 + number // 127, 1 + name.endswith("+")]
 
 
 def last_number(agent: Agent) -> int:

@@ -192,7 +192,7 @@ class Stress:
 
     def _fork(self, agent: Agent) -> None:
         child = f"{agent.agent_id}+"
-        if self.system.find(child) is None and len(child) < 40:
+        if self.system.find(child) is None:
             self.system.spawn(child, from_=agent).observe("".join(map(chr, secret(child))))
             self.system.wait_idle(60)
             self._compare(child)

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from kvactors.actors.frontends.cli.app import app
 from kvactors.actors.frontends.cli.stress import explore
 from kvactors.actors.frontends.stress.oracle import replay_alone
+from kvactors.actors.frontends.stress.prompts import secret
 from kvactors.actors.frontends.stress.table import as_markdown
 from kvactors.actors.frontends.stress.workload import Stress
 from kvactors.core.conversation.turn import Turn
@@ -61,6 +62,15 @@ def test_the_oracle_notices_a_token_that_was_not_said_alone() -> None:
     said = tuple(map(int, wrong.split("alone is (")[1].rstrip(")").split(", ")))
 
     assert replay_alone([("a", (prompt, answer(*said)))]) == (1, [])
+
+
+def test_no_two_agents_have_one_secret() -> None:
+    names = [f"agent {number}{fork}" for number in range(1000) for fork in ("", "+")]
+
+    secrets = [tuple(secret(name)) for name in names]
+
+    assert len(set(secrets)) == len(names)
+    assert {token for each in secrets for token in each} <= set(range(1, 128))
 
 
 def test_prompts_of_another_agent_or_out_of_order_are_violations(tmp_path: Path) -> None:
