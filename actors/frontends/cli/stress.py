@@ -88,9 +88,9 @@ def never_happened(total: dict[str, Any]) -> list[str]:
     """The faults that were asked for, and of which there is no trace in the counts."""
     counts = total["counts"]
     seen = {
-        "model": counts.get("fault_model") and counts.get("TurnFailed"),
+        "model": counts.get("raised_model"),
         "device": counts.get("rebuilds"),
-        "disk": counts.get("fault_disk"),
+        "disk": counts.get("raised_disk"),
         "restart": counts.get("fault_restart"),
         "kill": total["kills"],
     }

@@ -36,6 +36,7 @@ FAULTS = ("model", "device", "disk", "restart", "kill")
 CHOICES = ("\x05\x06", "\x05\x06\x07", "\x08")
 BUDGET = 5_500_000
 LONGEST = 2500
+MODEL_FAILED = "the model failed (injected)"
 DEVICE_LOST = "Command buffer execution failed (injected)"
 # How a turn may end besides with a reply.
 ALLOWED = (AdmissionFull, MailboxFull, StorageError, SystemStopped, TurnFailed, TurnTimeout)
@@ -53,7 +54,7 @@ class Faults:
 
     def break_model(self) -> None:
         """A step of it fails soon."""
-        self.model.arm(step=self._random.randrange(8), error=RuntimeError("injected"))
+        self.model.arm(step=self._random.randrange(8), error=RuntimeError(MODEL_FAILED))
 
     def break_device(self) -> None:
         """The device is lost; the engine gives up one that is lost too often."""
@@ -121,7 +122,7 @@ class Stress:
         try:
             acts[name][1](agent)
         except ALLOWED as error:
-            self.counts[type(error).__name__] += 1
+            _count(self.counts, error)
         while len(self._pending) > 6 * len(self._names):
             self._wait_for(self._pending.pop(0))
 
@@ -234,7 +235,7 @@ class Stress:
     def status(self) -> dict[str, Any]:
         """What a live table shows."""
         return {
-            "counts": dict(self.counts),
+            "counts": {**self.counts, "raised_disk": len(self._faults.disk.failed)},
             "worst_wait": round(self.worst_wait, 3),
             "most_memory": round(self.most_memory, 3),
             "pending": len(self._pending),
@@ -260,7 +261,7 @@ class Stress:
             reply = future.get(timeout=120)
             self.counts[getattr(reply, "finish_reason", "done")] += 1
         except ALLOWED as error:
-            self.counts[type(error).__name__] += 1
+            _count(self.counts, error)
         except Exception as error:
             self.violations.append(f"a turn ended with {type(error).__name__}: {error}")
 
@@ -281,3 +282,9 @@ class Stress:
             tokens = self.system.spawn(name).transcript().token_ids[:length]
             if len(tokens) < length or tokens_hash(tokens) != digest:
                 self.violations.append(f"{name}: lost a durable turn")
+
+
+def _count(counts: Counter[str], error: Exception) -> None:
+    """How something ended, and whether that is what was injected into the model."""
+    counts[type(error).__name__] += 1
+    counts["raised_model"] += MODEL_FAILED in str(error)

@@ -90,6 +90,21 @@ def test_prompts_of_another_agent_or_out_of_order_are_violations(tmp_path: Path)
     assert [violation.split(":")[0] for violation in stress.violations] == ["agent 0", "agent 1"]
 
 
+def test_what_faults_really_raised_is_counted(tmp_path: Path) -> None:
+    # By this seed each of the two begins once.
+    stress = Stress(16, 4, frozenset({"model", "disk"}), tmp_path / "store", deterministic=True)
+    assert stress.status()["counts"] == {"raised_disk": 0}
+
+    for _ in range(50):
+        stress.act()
+    stress.settle()
+    stress.close()
+
+    counts = stress.status()["counts"]
+    assert (counts["fault_model"], counts["raised_model"]) == (1, 1)
+    assert (counts["fault_disk"], counts["raised_disk"] > 1) == (1, True)
+
+
 def test_an_agent_that_began_anew_lost_nothing(tmp_path: Path) -> None:
     stress = Stress(1, 1, frozenset(), tmp_path / "store", tmp_path / "log")
     agent = stress.system.spawn("agent 0")
