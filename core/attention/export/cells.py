@@ -1,6 +1,7 @@
 """The bytes behind the op where torch runs it: keys and values by layer and cell, where the plans
 of a cache put them [cache-family, 4.2]. On the thread that runs the program."""
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,12 +22,20 @@ class Cells:
     float64, whatever is stored: others are judged by it."""
 
     def __init__(self, cache: Planner) -> None:
-        self._cache = cache
+        # Weakly: the cache may hold these, to move them.
+        self._cache = weakref.proxy(cache)
         self._stored: dict[tuple[int, str], Tensor] = {}
         self._plan: StepPlan | None = None
         self._sees = torch.empty(0)
         if isinstance(cache, Mover):
             cache.on_commit(self.gather_into)
+
+    @classmethod
+    def of(cls, cache: Planner) -> "Cells":
+        """Those of a `cache`: of all programs that are loaded with it."""
+        if cache not in _known:
+            _known[cache] = cls(cache)
+        return _known[cache]
 
     def update_and_attend(
         self,
@@ -86,6 +95,7 @@ def _visible(plan: StepPlan) -> Tensor:
     return torch.tensor([[row >> cell & 1 for cell in range(plan.read)] for row in rows]).bool()
 
 
+_known: "weakref.WeakKeyDictionary[Planner, Cells]" = weakref.WeakKeyDictionary()
 _answering: ContextVar[Cells] = ContextVar("_answering")
 
 

@@ -26,7 +26,8 @@ __all__ = ["Loaded", "make_decode_session", "make_seq_session", "make_tree_sessi
 
 class Loaded:
     """A torch `program` that calls the op, a model or an exported one, bound to the cache that is
-    under `cache_key` now. It goes on when the key is erased; keys and values go with it.
+    under `cache_key` now. It goes on when the key is erased; keys and values go with it, and are
+    shared by all programs that are loaded with one key (one for prefill, one for decoding).
 
     Raises InvalidConfig where nothing is under the key.
     """
@@ -34,7 +35,7 @@ class Loaded:
     def __init__(self, program: Callable[..., Any], cache_key: str) -> None:
         self._program = program
         self._cache = registry.get(cache_key, Planner)
-        self._cells = Cells(self._cache)
+        self._cells = Cells.of(self._cache)
 
     def execute(self, tokens: Sequence[int], positions: Sequence[int]) -> Any:
         """One forward of these tokens, each at its position: what the program returns of both,

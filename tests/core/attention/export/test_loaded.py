@@ -71,6 +71,18 @@ def test_programs_with_keys_of_their_own_do_not_meet() -> None:
         assert theirs.execute([2], [2]).tolist() == [6]
 
 
+def test_programs_with_one_key_share_its_keys_and_values() -> None:
+    with make_tree_session(CONFIG) as session:
+        first, second = Loaded(program, session.key), Loaded(program, session.key)
+        session.cache.propose([-1, 0, 0])
+        first.execute([2, 4, 6], session.cache.positions)
+        session.cache.commit([0, 2])
+
+        session.cache.propose([-1])
+
+        assert second.execute([10], session.cache.positions).tolist() == [6]
+
+
 def test_a_program_that_fails_leaves_the_cache_as_it_was() -> None:
     with make_seq_session(CONFIG) as session:
         loaded = Loaded(program, session.key)

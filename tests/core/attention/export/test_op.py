@@ -78,6 +78,14 @@ class AttendingSequences(Attends, Sequences):
     pass
 
 
+@contextmanager
+def room_for(tokens: int) -> Iterator[None]:
+    """The op asks a cache for so many tokens, which holds nothing."""
+    cache = ContiguousBookkeeping(tokens)
+    with answering(Cells(cache)):
+        yield
+
+
 @pytest.mark.parametrize("machine", [AttendingSequences, AttendingTrees])
 def test_whatever_forks_and_is_committed_is_attended_as_numpy_says(machine: Any) -> None:
     run_state_machine_as_test(machine, settings=FEW)
@@ -111,9 +119,8 @@ def test_the_result_has_the_dtype_that_the_node_says(dtype: torch.dtype) -> None
 
 def stands_for_the_node(dtype: torch.dtype) -> None:
     q, k, v = (one.to(torch.float32) for one in tensors([1, 2]))
-    cell = Cells(ContiguousBookkeeping(4))
     node = (torch.arange(2), 0, SCALE, dtype)
-    with answering(cell):
+    with room_for(4):
         eager = update_and_attend(q, k, v, *node)
     traced = update_and_attend(q.to("meta"), k.to("meta"), v.to("meta"), *node)
 
@@ -144,16 +151,16 @@ def test_torch_finds_nothing_wrong_with_the_op() -> None:
     given = [one.to(torch.float32) for one in tensors([1, 2, 3])]
     node = (torch.arange(3), 0, SCALE, torch.float16)
 
-    with answering(Cells(ContiguousBookkeeping(4))):
+    with room_for(4):
         found = torch.library.opcheck(update_and_attend, (*given, *node))
 
     assert set(found.values()) == {"SUCCESS"}
 
 
 def test_positions_may_stand_in_a_column() -> None:
-    with answering(Cells(ContiguousBookkeeping(4))):
+    with room_for(4):
         row = asked([1, 2], [0, 1])
-    with answering(Cells(ContiguousBookkeeping(4))):
+    with room_for(4):
         column = update_and_attend(
             *tensors([1, 2]), torch.tensor([[0], [1]]), 0, SCALE, torch.float64
         )
@@ -188,5 +195,5 @@ def test_what_does_not_fit_together_is_refused(shapes: Any, message: str) -> Non
 
 
 def test_a_step_without_room_is_refused() -> None:
-    with answering(Cells(ContiguousBookkeeping(1))), pytest.raises(CacheFull, match="needs 2"):
+    with room_for(1), pytest.raises(CacheFull, match="needs 2"):
         asked([1, 2], [0, 1])
