@@ -29,8 +29,8 @@ __all__ = ["Backup", "BackupReport", "snapshots"]
 
 _log = logging.getLogger(__name__)
 
-# Of a snapshot: its moment.
-_NAME = re.compile(rf"{SNAPSHOTS}/\d{{8}}T\d{{6}}\.\d{{6}}Z_*\.msgpack", re.ASCII)
+# Of a snapshot: its moment; a name and an underline where a stray file was taken for the latest.
+_NAME = re.compile(rf"{SNAPSHOTS}/(\d{{8}}T\d{{6}}\.\d{{6}}Z_*|[^/]*_)\.msgpack", re.ASCII)
 
 # A ledger of more pieces is copied whole again: a restore asks for each.
 MOST_PIECES = 64

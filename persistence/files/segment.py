@@ -21,7 +21,7 @@ import xxhash
 from kvactors.core.cache.segment import RawTensor, Segment
 from kvactors.persistence.errors import NewerFormat, SegmentUnreadable, TensorFileUnreadable
 from kvactors.persistence.files.atomic import Buffer
-from kvactors.persistence.files.encryption import BrokenSeal, SealedReader, Sealing, refuse_newer
+from kvactors.persistence.files.encryption import BrokenSeal, SealedReader, Sealing
 from kvactors.persistence.files.reading import NotAFile, open_file
 from kvactors.persistence.files.tensor_file import Readable, encode_tensors, read_tensors
 
@@ -91,7 +91,8 @@ def read_segment(path: Path, size: int, digest: str, sealing: Sealing | None = N
     `sealing`.
 
     Raises SegmentUnreadable for whatever is wrong with the content, NewerFormat for a
-    whole one of a newer version and one that a newer version sealed, OSError if the disk fails.
+    whole one of a newer version, OSError if the disk fails. One that a newer version sealed has a
+    manifest that it sealed, too.
     """
     try:
         with open_file(path) as file:
@@ -115,8 +116,6 @@ def _decode_opened(
 ) -> Segment:
     if sealing is None:
         return decode_segment(file, size, digest, path)
-    refuse_newer(file.read(5), path)
-    file.seek(0)
     try:
         context = _context(path.parent.parent.name, digest)
         opened = SealedReader(sealing, context, file, size)

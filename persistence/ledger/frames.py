@@ -153,12 +153,13 @@ def encode_copy(
 
 def payload_of(frame: Frame, number: int, path: Path, sealing: Sealing | None) -> bytes:
     """The plain payload of a `frame` with this `number` of the ledger at `path`, opened by
-    `sealing`. Raises LedgerUnreadable."""
+    `sealing`. Raises LedgerUnreadable, NewerFormat."""
     if frame.sealed != (sealing is not None):
         what = "sealed, and there is no key" if frame.sealed else "not sealed, as all others are"
         raise LedgerUnreadable(path, f"frame {number} is {what}")
     if sealing is None:
         return frame.payload
+    refuse_newer(frame.payload, path)
     context = _context(path.parent.name, frame.kind, frame.records, number)
     try:
         return sealing.open_bytes(context, frame.payload)
@@ -191,6 +192,8 @@ def scan(
             torn = f"frame {len(frames)} at byte {offset}: {frame}"
             _check_torn(data, offset, len(frames), torn, path, marks)
             break
+        if frame.sealed:
+            refuse_newer(frame.payload, path)
         frames.append(frame)
         offset = frame.end
     _check_marks(frames, path, marks)
@@ -224,10 +227,8 @@ def read_frame(data: bytes, offset: int, sequence: int, path: Path) -> Frame | s
         return f"{len(payload)} of its {length} bytes are there"
     if xxhash.xxh3_64_intdigest(payload) != digest:
         return "its payload fails its checksum"
-    sealed = bool(flags & _SEALED)
-    if sealed:
-        refuse_newer(payload, path)
-    return Frame(kind, records, payload, offset + _SIZE + length, digest, sealed)
+    end = offset + _SIZE + length
+    return Frame(kind, records, payload, end, digest, bool(flags & _SEALED))
 
 
 def _check_torn(
@@ -265,8 +266,8 @@ def _check_marks(frames: Sequence[Frame], path: Path, marks: Iterable[Mark]) -> 
 
 
 def read_key_id(data: bytes, path: Path) -> bytes | None:
-    """The id of the key that sealed frame 0; None: it is plain. Raises LedgerUnreadable,
-    NewerFormat."""
+    """The id of the key that sealed frame 0, in whichever version; None: it is plain. Raises
+    LedgerUnreadable."""
     first = read_frame(data, 0, 0, path)
     if isinstance(first, str):
         raise LedgerUnreadable(path, f"frame 0: {first}")

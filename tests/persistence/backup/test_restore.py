@@ -153,6 +153,9 @@ def test_a_file_that_strayed_among_the_snapshots_is_none(
     report = back_up(store, Backup(objects))
 
     assert snapshots(objects) == [first, report.name]
+    # As it was called by whom a stray file was the latest.
+    objects.put("snapshots/Thumbs.db__.msgpack", objects.get(report.name))
+    assert snapshots(objects)[-1] == "snapshots/Thumbs.db__.msgpack"
     assert restore(objects, tmp_path / "new") == 1
 
 

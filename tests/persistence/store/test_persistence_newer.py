@@ -11,7 +11,7 @@ import pytest
 import xxhash
 from store_saves import F1, kv_save, put
 
-from kvactors.persistence import NewerFormat, Store
+from kvactors.persistence import EncryptionMismatch, NewerFormat, Store, WrongKey
 from kvactors.persistence.files.naming import segment_name
 from kvactors.persistence.kv.manifest import Entry, Manifest, encode_manifest
 from kvactors.persistence.testing.doubles import example_segment
@@ -64,24 +64,27 @@ def newly_sealed_manifest(root: Path) -> Path:
     return path
 
 
-def newly_sealed_segment(root: Path) -> Path:
-    [path] = root.rglob("a-*/seg-*")
-    data = path.read_bytes()
-    path.unlink()  # The other agent's stays as it is.
-    path.write_bytes(newly_sealed(data))
-    return path
-
-
 def newly_sealed_ledger(root: Path) -> Path:
     """Its last frame is."""
     [path] = root.rglob("a-*/ledger.log")
     data = path.read_bytes()
     last = data.rindex(b"KVAL")
-    payload = newly_sealed(data[last + 40 :])
-    fields = data[last : last + 24] + struct.pack("<Q", xxhash.xxh3_64_intdigest(payload))
-    check = struct.pack("<Q", xxhash.xxh3_64_intdigest(fields))
-    path.write_bytes(data[:last] + fields + check + payload)
+    path.write_bytes(data[:last] + newly_sealed_frame(data[last:]))
     return path
+
+
+def newly_sealed_header(root: Path, agent: str) -> None:
+    """The first frame of an agent's ledger is."""
+    [path] = root.rglob(f"{agent}/ledger.log")
+    data = path.read_bytes()
+    second = data.index(b"KVAL", 4)
+    path.write_bytes(newly_sealed_frame(data[:second]) + data[second:])
+
+
+def newly_sealed_frame(frame: bytes) -> bytes:
+    payload = newly_sealed(frame[40:])
+    fields = frame[:24] + struct.pack("<Q", xxhash.xxh3_64_intdigest(payload))
+    return fields + struct.pack("<Q", xxhash.xxh3_64_intdigest(fields)) + payload
 
 
 def newly_sealed(data: bytes) -> bytes:
@@ -109,7 +112,6 @@ def files(root: Path) -> dict[str, bytes]:
         (newer_manifest, None),
         (newer_segment, None),
         (newly_sealed_manifest, KEY),
-        (newly_sealed_segment, KEY),
     ],
     indirect=["key"],
 )
@@ -177,6 +179,21 @@ def test_a_newer_ledger_refuses_its_agent_alone_and_stays_as_it_is(
     problems = {agent.agent_id: agent.problem for agent in store.agents()}
     assert "upgrade kvactors" in str(problems["a"])
     assert problems["b"] is None
+    store.close()
+
+
+@pytest.mark.parametrize("key", [KEY], indirect=True)
+def test_a_store_that_a_newer_version_sealed_wants_its_key(root: Path, key: bytes) -> None:
+    for agent in ("a-*", "b-*"):
+        newly_sealed_header(root, agent)
+
+    with pytest.raises(EncryptionMismatch):
+        Store(root)
+    with pytest.raises(WrongKey):
+        Store(root, encryption_key=b"x" * 32)
+    store = Store(root, encryption_key=key)
+    with pytest.raises(NewerFormat):
+        store.read_ledger("a")
     store.close()
 
 
