@@ -62,7 +62,7 @@ def copy_beginning(source: RunFolder, folder: RunFolder, step: int, model: str) 
         journal = Journal(folder.new_journal(label), made)
         runner = Runner(script, journal.append)
         try:
-            runner.replay(_beginning(records, step))
+            runner.replay(_beginning(records, step), exactly=True)
         finally:
             journal.close()
         _check_renewed(runner, folder.renewed, step)

@@ -25,6 +25,7 @@ __all__ = [
     "columns_of",
     "dynamic",
     "expression",
+    "names_in",
     "placed",
     "template",
 ]
@@ -176,7 +177,7 @@ def check_names(text: Template, known: Iterable[str], problem: Problem) -> None:
     """Raise what `problem` makes for a name in a `text` that is none of the `known`, or a query of
     results with a filter that there is not."""
     names = {*known, *_JINJA.globals}
-    for name in sorted(find_undeclared_variables(text.tree) - names):
+    for name in sorted(names_in(text) - names):
         raise problem(f"nothing is called {name!r}: {nearest(name, known)}")
     called = {id(call.node) for call in text.tree.find_all(nodes.Call)}
     for found in text.tree.find_all(nodes.Name):
@@ -189,6 +190,11 @@ def check_names(text: Template, known: Iterable[str], problem: Problem) -> None:
                 if keyword.key not in filters:
                     known = nearest(keyword.key, filters)
                     raise problem(f"{call.node.name}() has no {keyword.key!r}: {known}")
+
+
+def names_in(text: Template) -> set[str]:
+    """What a text names that it does not make itself."""
+    return find_undeclared_variables(text.tree)
 
 
 def calls(text: Template) -> list[tuple[str, dict[str, Any]]]:

@@ -153,12 +153,24 @@ def _branches(run: Run) -> Iterable[str]:
 
 def _set_in(run: Run, branch: str) -> Mapping[str, Any]:
     """The parameters of a run in a branch of it: each fork on the way there sets some."""
-    known = dict(run.header.parameters)
-    phases = run.header.source.get("phases", ())
-    forks = iter([phase.get("fork", {}) for phase in phases])
-    for name in branch.split("/"):
-        known |= next((fork[name] for fork in forks if name in fork), {})
+    known, left = dict(run.header.parameters), list(run.header.source.get("phases", ()))
+    for name in filter(None, branch.split("/")):
+        found = [(place, fork[name]) for place, fork in _next_forks(left) if name in fork]
+        for parameter in {each for _, values in found for each in values}:
+            values = [fork.get(parameter, known.get(parameter)) for _, fork in found]
+            # Of two forks with a branch of this name nobody knows which one took place.
+            known[parameter] = values[0] if values.count(values[0]) == len(values) else None
+        left = left[found[0][0] + 1 :] if found else []
     return known
+
+
+def _next_forks(phases: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The forks of `phases`, with their places, of which one is the first that takes place."""
+    for place, phase in enumerate(phases):
+        if fork := phase.get("fork"):
+            yield place, fork
+            if not phase.get("when"):
+                return
 
 
 def _of_one_kind(values: Sequence[Any]) -> list[Any]:

@@ -141,8 +141,9 @@ def _expected(step: Step) -> str | None:
     return call.expected
 
 
-def same(step: Step, record: Record) -> bool:
-    """Whether a record is of this step: what was asked is what the scenario asks now."""
+def same(step: Step, record: Record, *, exactly: bool = False) -> bool:
+    """Whether a record is of this step: what was asked is what the scenario asks now; `exactly`:
+    and what a probe expected is what it expects."""
     if isinstance(record, Event):
         return record.kind == step.kind
     if (record.agent, record.branch) != (step.agent, step.branch.path):
@@ -151,7 +152,9 @@ def same(step: Step, record: Record) -> bool:
         return isinstance(record, Failure) and record.error == step.failed[0]
     if isinstance(record, Turn):
         asked = step.asks and step.call is not None and record.prompt == step.call.text
-        return asked and step.said in (None, record.answer) and record.expected == _expected(step)
+        if exactly and record.expected != _expected(step):
+            return False
+        return asked and step.said in (None, record.answer)
     if isinstance(record, Heard):
         told = step.source is not None and step.source.kind == "tell"
         text = step.call.text if step.call is not None and told else ""
@@ -163,11 +166,14 @@ def diverged(step: Step | None, record: Record) -> str:
     """That a journal and a scenario are not of one run."""
     what = "it has no such step" if step is None else f"there it is a {step.kind} of {step.agent!r}"
     if step is not None and step.call is not None and isinstance(record, Turn):
-        what += f" with the prompt {step.call.text!r:.80} and not {record.prompt!r:.80}"
-        if step.said is not None:
-            what += f", which answers {step.said!r:.80} and not {record.answer!r:.80}"
-        if (expected := _expected(step)) != record.expected:
-            what += f", which expects {expected!r:.80} and not {record.expected!r:.80}"
+        pairs = [
+            ("with the prompt", step.call.text, record.prompt),
+            ("which answers", record.answer if step.said is None else step.said, record.answer),
+            ("which expects", _expected(step), record.expected),
+        ]
+        what += "".join(
+            f", {w} {ours!r:.80} and not {b!r:.80}" for w, ours, b in pairs if ours != b
+        )
     return (
         f"step {record.step} of the journal is not what the scenario says now ({what}): go on with "
         "the scenario as it was, or begin another run"

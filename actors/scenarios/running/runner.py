@@ -64,8 +64,9 @@ class Runner:
 
     # -- going on ----------------------------------------------------------------------
 
-    def replay(self, records: Iterable[Record]) -> None:
-        """Go through what is recorded. Raises InvalidScenario where the scenario says otherwise."""
+    def replay(self, records: Iterable[Record], *, exactly: bool = False) -> None:
+        """Go through what is recorded. Raises InvalidScenario where the scenario says otherwise;
+        `exactly`: of what probes expect, too."""
         self._advance()
         for record in records:
             if isinstance(record, Event) and record.kind == "process":
@@ -73,7 +74,7 @@ class Runner:
                 self._go_on()
                 continue
             step = self._pending.pop((record.step, getattr(record, "part", 0)), None)
-            if step is None or not same(step, record):
+            if step is None or not same(step, record, exactly=exactly):
                 raise InvalidScenario(diverged(step, record))
             self._finish(step, record)
             self._advance()

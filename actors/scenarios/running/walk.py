@@ -13,7 +13,7 @@ from typing import Any
 from kvactors.actors.scenarios.files.cast import ALL, Cast
 from kvactors.actors.scenarios.files.problems import InvalidScenario
 from kvactors.actors.scenarios.files.schema import PhaseWords, ProbeWords, ScenarioWords, StepWords
-from kvactors.actors.scenarios.files.templates import expression
+from kvactors.actors.scenarios.files.templates import expression, names_in, template
 from kvactors.actors.scenarios.running.answers import Answers
 from kvactors.actors.scenarios.running.audience import Audience, listed
 from kvactors.actors.scenarios.running.steps import Branch, Kind, NotYet, Step
@@ -118,17 +118,29 @@ class Walk:
             if here.phase.until and (yield from self._decide(here.phase.until, here)):
                 return False
             if here.phase.order == "free":
-                rounds.append([step for step in laid if step.kind != "hear"])
-                if number > AHEAD and (yield from self._over(rounds.pop(0))):
+                rounds.append([step for step in laid if step.kind not in ("hear", "lend")])
+                if number > AHEAD and (yield from self._over(rounds.pop(0), first.phase)):
                     return False
         return False
 
-    def _over(self, steps: Sequence[Step]) -> Any:
-        """Whether nobody had heard anything in a round of these `steps`, and so nobody ever will;
-        once that is known. Who does not speak for another reason may still do so."""
+    def _over(self, steps: Sequence[Step], phase: PhaseWords) -> Any:
+        """Whether nobody spoke in a round of these `steps`, and nobody ever will; once that is
+        known. Who has heard something, and is silent, may speak in another round of the `phase`."""
         if open_ := [step for step in steps if not step.ended]:
             yield NotYet(open_)
-        return all(step.idle for step in steps)
+        if any(step.text is not None for step in steps):
+            return False
+        return all(step.idle for step in steps) or not self._by_round(phase)
+
+    def _by_round(self, phase: PhaseWords) -> bool:
+        """Whether what is done in a phase may be another thing in each round, though nothing is
+        heard or answered meanwhile: the file names the round, or somebody's own code may."""
+        who = self._cast.resolve(phase.who, InvalidScenario)
+        if any(self._cast.members[name].behaviour is not None for name in who):
+            return True
+        texts = [expression(words.when) for words in phase.steps if words.when]
+        texts += [template(t) for w in phase.steps for t in (w.template, *(w.choose or ()))]
+        return any("round" in names_in(text) for text in texts)
 
     def _round(self, here: _Round) -> Steps:
         speakers = yield from self._speakers(here)

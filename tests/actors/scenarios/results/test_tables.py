@@ -39,3 +39,20 @@ def test_a_column_has_values_of_one_kind_whatever_a_fork_sets(tmp_path: Path) ->
 
     data = gzip.decompress((tmp_path / "turns.csv.gz").read_bytes()).decode()
     assert [row["price"] for row in csv.DictReader(data.splitlines())] == ["50", "none", "60"]
+
+
+@pytest.mark.parametrize(("first", "price"), [(10, ""), (20, "20")])
+def test_where_two_forks_call_a_branch_alike_nothing_is_guessed(
+    first: int, price: str, tmp_path: Path
+) -> None:
+    phases = (
+        {"name": "one", "when": "early", "fork": {"cheap": {"price": first}}},
+        {"name": "other", "fork": {"cheap": {"price": 20}}},
+    )
+    run = make_run(
+        probe(1, right=True, branch="cheap"), parameters={"price": 50}, source={"phases": phases}
+    )
+    write_results([run], tmp_path)
+
+    data = gzip.decompress((tmp_path / "turns.csv.gz").read_bytes()).decode()
+    assert [row["price"] for row in csv.DictReader(data.splitlines())] == [price]

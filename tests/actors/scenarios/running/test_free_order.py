@@ -89,3 +89,50 @@ TO  - name: talk
         *([("bob", 1, "It rains.", (1,))] if to else []),
     ]
     assert any("It rains." in told for told in made.told["anna"])
+
+
+def test_who_passes_it_on_once_ends_the_phase(play: MakePlay) -> None:
+    text = """\
+name: village
+agents: {person: {count: 6}}
+channels:
+  street:
+    listeners: >-
+      agents[[speaker.number - 2, 0] | max:speaker.number + 1] | map(attribute='name') | list
+phases:
+  - name: day
+    order: free
+    starts: person-1
+    rounds: 2000
+    channel: street
+    steps:
+      - say: "Pass it on."
+        when: answers(phase='day', agent=agent.name) | length == 0
+"""
+
+    run = play(text).run(order=4)
+
+    assert sorted(turn.agent for turn in run.turns) == [f"person-{n}" for n in range(1, 7)]
+    assert run.events[-1].step < 1000
+
+
+def test_what_is_lent_to_a_behaviour_does_not_keep_a_phase_going(play: MakePlay) -> None:
+    text = """\
+name: chain
+agents: {anna: {behaviour: "own_code:Dealer", asks: bob}, bob: {}, emma: {}}
+channels:
+  street: {listeners: "'emma' if speaker.name == 'anna' else []"}
+phases:
+  - name: talk
+    order: free
+    starts: anna
+    who: [anna, emma]
+    rounds: 2000
+    channel: street
+    steps: [{say: "Pass it on."}]
+"""
+
+    run = play(text).run(order=2)
+
+    assert [turn.agent for turn in run.turns if not turn.part] == ["anna", "emma"]
+    assert run.events[-1].step < 1000
