@@ -258,6 +258,8 @@ class BehaviourActor(SystemActor):
     def _drop_runs(self, error: BaseException) -> None:
         runs, self._runs = self._runs, {}
         for run in runs:
+            if isinstance(run.awaited, Answer):
+                run.awaited.let_go()
             if run.work is not None:
                 try:
                     run.work.close()

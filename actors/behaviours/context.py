@@ -14,7 +14,7 @@ from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.checks import check_callable, check_known, check_topic, check_turn
 from kvactors.actors.turns.options import AskOptions
 from kvactors.actors.turns.reply import Reply, Rewound
-from kvactors.core.errors import InvalidInput
+from kvactors.core.errors import InvalidInput, SystemStopped
 from kvactors.core.numbers import number
 from kvactors.core.schedule.sampling import Sampling
 
@@ -81,6 +81,7 @@ class Context:
         # Whether each is for good.
         self._scheduled: dict[Scheduled, bool] = {}
         self._sent = self._asked = 0
+        self._closed = False
 
     def think(
         self,
@@ -164,8 +165,16 @@ class Context:
         parent = self.agent.agent_id
         if options.setdefault("parent", parent) != parent:
             raise InvalidInput(f"whom {parent!r} spawns is its child: leave out parent")
-        spawn = self._services.spawn
-        return self.run_blocking(lambda: spawn(agent_id, system_prompt, **options))
+
+        def begin() -> Agent:
+            child = self._services.spawn(agent_id, system_prompt, **options)
+            if self._closed and options.get("behaviour") is not None:
+                # Meanwhile: with a behaviour those of its children end.
+                self._services.stop(agent_id)
+                raise SystemStopped(f"the behaviour of {parent!r}, whose child it is, has ended")
+            return child
+
+        return self.run_blocking(begin)
 
     def stop(self, agent: str | Agent | None) -> None:
         """The end of a behaviour."""
@@ -208,6 +217,7 @@ class Context:
     def close(self, *, restart: bool = False) -> None:
         """Nothing is sent to it any more: its behaviour has ended. On a `restart` nothing that
         would come again and again: the behaviour says so anew."""
+        self._closed = not restart
         for scheduled, for_good in list(self._scheduled.items()):
             if for_good or not restart:
                 scheduled.cancel()

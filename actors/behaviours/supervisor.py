@@ -18,7 +18,7 @@ from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.runtime.mailbox import LanePolicy
 from kvactors.actors.runtime.supervision import Supervision, Terminated
 from kvactors.actors.runtime.waits import Answer, Waiter, run_as
-from kvactors.core.errors import InvalidConfig, SystemStopped
+from kvactors.core.errors import InvalidConfig, InvalidInput, SystemStopped
 from kvactors.core.trace import Tracer
 
 __all__ = ["BehaviourSupervisor"]
@@ -72,8 +72,7 @@ class BehaviourSupervisor:
         `behaviour` makes it anew after every restart, if it is callable; `supervision` says how
         it goes on after an error, `lane` how many messages may wait for it, and `parent` whom it
         may escalate to. What a parent began before its own restart goes on, where it begins that
-        again. Raises InvalidConfig if the agent has one, or it is another's, and SystemStopped if
-        the parent's has ended.
+        again. Raises InvalidConfig if the agent has one, or it is another's.
         """
         agent_id = agent.agent_id
         make = (lambda: behaviour) if isinstance(behaviour, AgentBehaviour) else behaviour
@@ -86,8 +85,6 @@ class BehaviourSupervisor:
                 return
             if self.router.receiver(agent_id) is not None:
                 raise InvalidConfig(f"agent {agent_id!r} has a behaviour already")
-            if parent is not None and self.router.receiver(parent) is None:
-                raise SystemStopped(f"the behaviour of {parent!r}, whose child it is, has ended")
             context = self.context(agent)
             actor = BehaviourActor(make, context, self, supervision, parent)
             actor.actor_inbox.lane = lane
@@ -97,6 +94,13 @@ class BehaviourSupervisor:
             self.router.add(agent, actor)
         self.router.outstanding.begin_work()
         actor.begin()
+
+    def check_none(self, agent_id: str) -> None:
+        """Raise InvalidInput if an agent has a behaviour; it may be given one at any time."""
+        if self.router.receiver(agent_id) is not None:
+            raise InvalidInput(
+                f"agent {agent_id!r} has a behaviour, whose state would be lost: stop that first"
+            )
 
     def context(self, agent: Agent) -> Context:
         """What a behaviour of `agent` acts through."""

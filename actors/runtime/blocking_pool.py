@@ -102,9 +102,11 @@ class BlockingWork:
     def _run(self, function: Callable[[], Any], future: ReplyFuture[Any]) -> None:
         mark_pool_thread(shared=False)
         lend_thread(self)
-        try:
-            self._work(function, future)
-        finally:
+        call: tuple[Callable[[], Any], ReplyFuture[Any]] | None = (function, future)
+        while call is not None:
+            self._work(*call)
             with self._lock:
-                self._threads, self._busy = self._threads - 1, self._busy - 1
-            self._begin_next()
+                # There may be no other thread for what waits.
+                call = self._queue.popleft() if self._queue and self._busy <= AT_ONCE else None
+                if call is None:
+                    self._threads, self._busy = self._threads - 1, self._busy - 1

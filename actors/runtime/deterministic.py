@@ -80,6 +80,23 @@ class VirtualTimer(Timer):
 AT_ONCE = 256
 
 
+class _Going:
+    """A world that goes on for somebody, batch by batch, until one of them says that it is `over`:
+    on one `thread`, which other systems of the process use, too."""
+
+    def __init__(self, batch: Callable[[], bool], thread: Dispatcher) -> None:
+        self.over = threading.Event()
+        self._batch = batch
+        self._thread = thread
+
+    def run_batch(self) -> None:
+        """Go on. On the one thread."""
+        if self._batch():
+            self.over.set()
+        else:
+            self._thread.schedule(self)
+
+
 class SeededDispatcher(Dispatcher):
     """Runs actors on the `thread` of another dispatcher, one message of one actor at a time, in an
     order that `seed` draws; when none has any, `timer` jumps to what is due next."""
@@ -93,9 +110,6 @@ class SeededDispatcher(Dispatcher):
         self._thread = thread
         self._waiting: list[Runnable] = []
         self._lock = threading.RLock()  # As that of a mailbox.
-        self._until: Callable[[], bool] = bool
-        self._deadline: float | None = None
-        self._paused = threading.Event()
         self._thread_id: int | None = None
         add_driver(self)
 
@@ -113,20 +127,15 @@ class SeededDispatcher(Dispatcher):
                 while not self._go_on(until, deadline):
                     pass
             return
-        self._until, self._deadline = until, deadline
-        self._paused.clear()
-        self._thread.schedule(self)
-        self._paused.wait()
+        going = _Going(lambda: self._batch(until, deadline), self._thread)
+        self._thread.schedule(going)
+        going.over.wait()
 
-    def run_batch(self) -> None:
-        """Go on as `drive` says. On the one thread, which other systems of the process use too."""
+    def _batch(self, until: Callable[[], bool], deadline: float | None) -> bool:
         self._thread_id = threading.get_ident()
-        over = self._go_on(self._until, self._deadline)
+        over = self._go_on(until, deadline)
         self._thread_id = None
-        if over:
-            self._paused.set()
-        else:
-            self._thread.schedule(self)
+        return over
 
     def _go_on(self, until: Callable[[], bool], deadline: float | None) -> bool:
         """Do the next AT_ONCE things; whether that was all."""

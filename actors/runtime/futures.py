@@ -49,6 +49,7 @@ class _Calls(threading.local):
 
     def __init__(self) -> None:
         self.depth = 0
+        self.draining = False
         self.later = deque[Callable[[], None]]()
 
 
@@ -226,8 +227,11 @@ class ReplyFuture(Future[T]):
             logger.exception("a callback of a future raised")
         finally:
             _calls.depth -= 1
-        while _calls.later and not _calls.depth:
-            _calls.later.popleft()()
+        if _calls.later and not _calls.depth and not _calls.draining:
+            _calls.draining = True
+            while _calls.later:
+                _calls.later.popleft()()
+            _calls.draining = False
 
 
 def _late(timeout: float | None) -> WaitTimeout:

@@ -269,8 +269,12 @@ class Mailbox:
         """Whether there is something to deliver; else the next put schedules the actor again.
         Called with the lock held."""
         self._scheduled = False
-        self._scheduled = bool(self._system or (self._prompts and self.open_to_prompts))
-        return self._scheduled
+        keeps = bool(self._system or (self._prompts and self.open_to_prompts))
+        if self._scheduled:
+            # Garbage was collected just now and put something in: another thread runs the actor.
+            return False
+        self._scheduled = keeps
+        return keeps
 
     def _wakes(self) -> Reader | None:
         """The actor, if it is to be scheduled now. Called with the lock held."""

@@ -83,8 +83,12 @@ class Answer(ReplyFuture[Any]):
 
     def get(self, *, timeout: float | None = None) -> Any:
         """The value, or its error raised; pykka.Timeout after `timeout` seconds."""
-        with self._waited_for(forever=timeout is None):
-            return super().get(timeout=timeout)
+        self.want()
+        try:
+            with self._waited_for(forever=timeout is None):
+                return super().get(timeout=timeout)
+        finally:
+            self.let_go()
 
     def __await__(self) -> Generator[Any, Any, Any]:
         with self._waited_for():
@@ -149,6 +153,8 @@ class Waits:
                 circle = self._circle(answer)
         if circle:
             answer.reject(ask_cycle(circle))
+        if answer.done and isinstance(source, Answer):
+            source.let_go()
         source.on_done(answer.follow)
 
     def endless(self, seconds: float) -> list[Answer]:

@@ -99,7 +99,7 @@ class Parts:
         )
         self.backups = StoreBackups(lifecycle)
         self.exchange = AgentExchange(lifecycle, self.host, self.agents)
-        self.residency = Residency(lifecycle, self.host, self.agents, self.router)
+        self.residency = Residency(lifecycle, self.host, self.agents, self.behaviours)
         self.roster = AgentRoster(lifecycle, self.host, self.agents)
         self.swap = ModelSwap(launch, lifecycle, self.host, self.agents)
         self.watching = Watching(lifecycle, self.host, self.agents)

@@ -145,6 +145,9 @@ class AgentRegistry:
                 if from_ is not None:
                     self.forget(agent_id)
                 raise
+            if agent.actor.deactivated:  # Meanwhile.
+                self._behaviours.stop(agent_id)
+                raise gone(agent_id, deactivated=True)
         inbox.lane = lane
         return agent.handle
 

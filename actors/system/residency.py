@@ -2,7 +2,7 @@
 
 from kvactors.actors.agents.actor import AgentActor
 from kvactors.actors.agents.host import AgentHost
-from kvactors.actors.behaviours.router import MessageRouter
+from kvactors.actors.behaviours.supervisor import BehaviourSupervisor
 from kvactors.actors.runtime.blocking import check_outside_of_actors
 from kvactors.actors.runtime.dispatcher import send
 from kvactors.actors.runtime.futures import ReplyFuture
@@ -11,22 +11,26 @@ from kvactors.actors.system.registry import AgentRegistry
 from kvactors.actors.turns.checks import check_id, check_turn
 from kvactors.actors.turns.messages_agent import Adopt, Leave, Prefetch
 from kvactors.actors.turns.messages_store import WithStore
-from kvactors.core.errors import InvalidConfig, InvalidInput, KvactorsError, SystemStopped
+from kvactors.core.errors import InvalidConfig, KvactorsError, SystemStopped
 
 __all__ = ["Residency"]
 
 
 class Residency:
     """Brings `agents` of one system into memory and out of it; `lifecycle` has the actors, `host`
-    the lanes, and `router` knows who has a behaviour."""
+    the lanes, `behaviours` says who has one."""
 
     def __init__(
-        self, lifecycle: Lifecycle, host: AgentHost, agents: AgentRegistry, router: MessageRouter
+        self,
+        lifecycle: Lifecycle,
+        host: AgentHost,
+        agents: AgentRegistry,
+        behaviours: BehaviourSupervisor,
     ) -> None:
         self._lifecycle = lifecycle
         self._host = host
         self._agents = agents
-        self._router = router
+        self._behaviours = behaviours
 
     def prefetch(self, agent_id: str) -> None:
         """Read an agent's KV ahead of its next turn, if there is room. Raises AgentNotStored."""
@@ -55,7 +59,7 @@ class Residency:
         actor = self._agents.actor(agent_id)
         if actor is None:
             return
-        self._check_behaviour(agent_id)
+        self._behaviours.check_none(agent_id)
         ticket = self._host.send(actor, Leave, seconds, streamed=False)
         try:
             ticket.reply.get()
@@ -74,18 +78,14 @@ class Residency:
             # All of its turns are written first.
             message = WithStore(lambda _: None, agent_id)
             self._lifecycle.ask(self._lifecycle.persistence, message)
-            self._check_behaviour(agent_id)
+            # First: whoever gives it a behaviour just now sees that it leaves.
+            actor.deactivated = True
+            self._behaviours.check_none(agent_id)
         except BaseException:
+            actor.deactivated = False
             self._go_on(actor)
             raise
         self._agents.take_out(actor)
-
-    def _check_behaviour(self, agent_id: str) -> None:
-        """Raise InvalidInput if an agent has one; it may begin one at any time."""
-        if self._router.receiver(agent_id) is not None:
-            raise InvalidInput(
-                f"agent {agent_id!r} has a behaviour, whose state would be lost: stop that first"
-            )
 
     def _go_on(self, actor: AgentActor) -> None:
         """It was to leave, and takes turns again."""

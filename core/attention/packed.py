@@ -166,7 +166,7 @@ def weigh(weights: mx.array, values: Stored, side: Side, *, unpack: bool) -> mx.
 def _of_some(queries: mx.array, every: mx.array, form: Callable[[mx.array], mx.array]) -> mx.array:
     """What `form` makes of `queries` [..., m, n], some at a time: each of them is multiplied with
     all of `every`, and of a whole chunk that is many times its KV."""
-    several = max(1, MOST_BYTES // every.nbytes)
-    parts = range(0, queries.shape[-2], several)
+    several = MOST_BYTES // max(1, every.nbytes) or 1
+    parts = range(0, max(1, queries.shape[-2]), several)
     found = [form(queries[..., part : part + several, :]) for part in parts]
     return mx.concatenate(found, axis=-2) if len(found) > 1 else found[0]

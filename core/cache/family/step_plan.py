@@ -87,7 +87,8 @@ def check_shapes(shapes: Sequence[tuple[int, ...]], tokens: int) -> None:
             f"given, all sequences in one batch: these are {shapes}"
         )
     queries, keys, values = shapes
-    if keys != values or not keys[1] or queries[1] % keys[1] or queries[3] != keys[3]:
+    heads = queries[1] and keys[1] and queries[1] % keys[1] == 0
+    if keys != values or not heads or queries[3] != keys[3]:
         raise InvalidStep(
             "keys and values have one shape, their heads divide those of the queries and their "
             f"dim is the same: these are {shapes}"

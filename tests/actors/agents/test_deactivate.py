@@ -157,6 +157,30 @@ def test_an_agent_that_is_given_a_behaviour_while_it_leaves_stays(open_system: O
     assert system.find("alice") is not None
 
 
+def test_a_behaviour_that_is_made_while_its_agent_leaves_is_refused(
+    open_system: OpenSystem,
+) -> None:
+    class Silent(AgentBehaviour):
+        def on_message(self, message: object, sender: Agent | None) -> None:
+            pass
+
+    def made() -> AgentBehaviour:
+        leaving.start()
+        leaving.join(WAIT)
+        return Silent()
+
+    system = open_system()
+    asked(system.spawn("alice"), [1, 2])
+    leaving = threading.Thread(target=system.deactivate, args=("alice",))
+
+    with pytest.raises(SystemStopped, match="was deactivated: spawn it again"):
+        system.spawn("alice", behaviour=made)
+
+    assert system.find("alice") is None
+    asked(system.spawn("alice"), [3])
+    assert system.wait_idle(WAIT)
+
+
 def test_an_agent_whose_turns_the_disk_refuses_stays_and_goes_on(open_system: OpenSystem) -> None:
     disk = FailingFiles(name="append", path="*ledger.log")
     disk.armed = False

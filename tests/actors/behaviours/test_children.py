@@ -78,3 +78,11 @@ def test_a_parent_that_restarts_may_begin_the_child_anew_that_failed(system: Age
     assert system.wait_idle(WAIT)
 
     assert parent.request("ping").get(timeout=WAIT) == "ping"
+
+
+def test_a_parent_need_not_have_a_behaviour(system: AgentSystem) -> None:
+    system.spawn("plain")
+
+    child = system.spawn("child", behaviour=Echo(), parent="plain")
+
+    assert child.request("there?").get(timeout=WAIT) == "there?"

@@ -225,38 +225,3 @@ def test_what_was_answered_is_not_kept_until_its_time_limit(system: AgentSystem)
     gc.collect()
 
     assert sum(letter() is not None for letter in letters) <= 2  # the thread's last one
-
-
-@pytest.mark.parametrize("forwards", [True, False])
-def test_who_gives_up_does_not_give_up_what_others_wait_for_too(
-    system: AgentSystem, forwards: bool
-) -> None:
-    gate, asked = threading.Event(), threading.Semaphore(0)
-
-    class Slow(AgentBehaviour):
-        async def on_message(self, message: Any, sender: Agent | None) -> str:
-            await self.run_blocking(lambda: gate.wait(WAIT))
-            return "fetched"
-
-    class Cache(AgentBehaviour):
-        reentrant = True
-        pending: Any = None
-
-        def on_message(self, message: Any, sender: Agent | None) -> Any:
-            self.pending = self.pending or self.ask("slow", message)
-            asked.release()
-            return self.pending if forwards else self.later_on()
-
-        async def later_on(self) -> Any:
-            return await self.pending
-
-    system.spawn("slow", behaviour=Slow())
-    cache = system.spawn("cache", behaviour=Cache())
-    patient = cache.request("key")
-    assert asked.acquire(timeout=WAIT)
-
-    with pytest.raises(TurnTimeout):
-        cache.request("key", timeout=0.05).get(timeout=WAIT)
-    gate.set()
-
-    assert patient.get(timeout=WAIT) == "fetched"

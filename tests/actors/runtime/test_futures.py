@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from kvactors.actors.runtime.blocking import check_may_block
 from kvactors.actors.runtime.blocking_pool import AT_ONCE, BlockingWork
 from kvactors.actors.runtime.dispatcher import Dispatcher
 from kvactors.actors.runtime.futures import ReplyFuture
-from kvactors.actors.runtime.mailbox import Envelope
+from kvactors.actors.runtime.mailbox import Envelope, Mailbox
 from kvactors.actors.runtime.timer import Timer
 from kvactors.core.errors import BlockingCall
 
@@ -43,6 +44,20 @@ def test_callbacks_that_wait_for_others_are_called_by_who_settles() -> None:
     assert threads == {settling.ident}
 
 
+@pytest.mark.parametrize(("long", "wide"), [(51, 3000), (20_000, 1)])
+def test_many_that_wait_behind_a_chain_are_settled(long: int, wide: int) -> None:
+    first, *others = chain = [ReplyFuture[str]() for _ in range(long)]
+    for source, follower in zip(chain, others, strict=False):
+        source.on_done(follower.follow)
+    waiting = [ReplyFuture[str]() for _ in range(wide)]
+    for one in waiting:
+        chain[-1].on_done(one.follow)
+
+    first.resolve("done")
+
+    assert all(one.done for one in waiting)
+
+
 def test_garbage_that_is_collected_under_a_mailboxs_lock_may_write_to_it(pool: Dispatcher) -> None:
     actor = Recorder(pool)
     ref = actor.begin()
@@ -67,6 +82,45 @@ def test_garbage_that_is_collected_under_a_mailboxs_lock_may_write_to_it(pool: D
     seen = ref.ask("last", timeout=WAIT)
     assert "cancelled" in seen
     assert actor.actor_inbox.offer(Envelope(Work(2))) is None
+
+
+def test_garbage_that_is_collected_as_an_actor_goes_to_sleep_wakes_it_once() -> None:
+    class Once(Mailbox):
+        """One that is written to when it is found empty for the last time."""
+
+        left: list[Envelope[Any]] | None = None
+
+        @property
+        def open_to_prompts(self) -> bool:
+            if self.left:
+                self.put(self.left.pop())
+            return True
+
+        @open_to_prompts.setter
+        def open_to_prompts(self, _: bool) -> None:
+            pass
+
+    class Reader:
+        """An actor that counts how often it is queued."""
+
+        queued = 0
+        dispatcher: Any
+
+        def __init__(self) -> None:
+            self.dispatcher = self
+
+        def schedule(self, _: Any) -> None:
+            self.queued += 1
+
+    inbox, reader = Once(), Reader()
+    inbox.bind(reader)  # type: ignore[arg-type]
+    inbox.put(Envelope(Work(1)))
+    inbox.left = [Envelope("collected")]
+
+    goes_on = inbox.yield_turn()
+
+    # By whom it was written to, and not by this thread too.
+    assert (goes_on, reader.queued) == (False, 2)
 
 
 def test_a_callback_of_the_timer_may_not_wait() -> None:
@@ -94,19 +148,18 @@ def there_are_no_threads_any_more(true: Any) -> Any:
     return refuse
 
 
-def test_what_blocks_waits_for_a_thread_while_others_run() -> None:
+def test_what_blocks_is_done_by_the_threads_that_there_are() -> None:
     ended = list[int]()
     work = BlockingWork(lambda: None, lambda: ended.append(1))
     gate = threading.Event()
     runs = work.run(lambda: gate.wait(WAIT), here=False)
 
     with seeded(there_are_no_threads_any_more):
-        waits: Any = [work.run(lambda: "never", here=False) for _ in range(2 * AT_ONCE)]
+        waits: Any = [work.run(partial(int, n), here=False) for n in range(2 * AT_ONCE)]
         assert not any(future.done for future in waits)
         gate.set()
-        for future in waits:
-            with pytest.raises(RuntimeError, match="can't start new thread"):
-                future.get(timeout=WAIT)
+        assert [future.get(timeout=WAIT) for future in waits] == list(range(2 * AT_ONCE))
+
     assert runs.get(timeout=WAIT) is True
     assert len(ended) == 1 + len(waits)
 

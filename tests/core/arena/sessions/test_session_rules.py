@@ -176,6 +176,7 @@ def test_the_result_of_attention_has_the_dtype_that_is_asked_for() -> None:
         ([(4, 3), (1, 3), (1, 3)], 0, r"layer 0 are \[1, 2, T, 64\], not \(1, 1, 3, 64\)"),
         ([(4, 3), (2, 3), (1, 3)], 0, "keys and values have one shape"),
         ([(3, 3), (2, 3), (2, 3)], 0, "their heads divide those of the queries"),
+        ([(0, 3), (2, 3), (2, 3)], 0, "their heads divide those of the queries"),
         ([(4, 3), (2, 3), (2, 3)], 2, "layer_id is one of 0 to 1, not 2"),
         ([(4, 3), (2, 3), (2, 3)], -1, "layer_id is one of 0 to 1, not -1"),
     ],
