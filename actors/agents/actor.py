@@ -20,7 +20,6 @@ from kvactors.actors.agents.request_builder import (
 from kvactors.actors.agents.rewinding import rewind
 from kvactors.actors.agents.services import AgentServices
 from kvactors.actors.runtime.dispatcher import SystemActor, handles
-from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.messages_agent import (
     Adopt,
     Ask,
@@ -30,6 +29,7 @@ from kvactors.actors.turns.messages_agent import (
     Pause,
     Prefetch,
     Rewind,
+    Stay,
     TurnFinished,
 )
 from kvactors.actors.turns.messages_gpu import Cancel, PrefetchKV, Step
@@ -270,9 +270,15 @@ class AgentActor(SystemActor):
     @handles(Leave)
     def _leave(self, message: Leave) -> None:
         if not message.ticket.reply.done:
-            self._pause(Pause(ReplyFuture()))
+            self._pause(message.pause)
             message.ticket.keep_nothing()
             message.ticket.resolve(None)
+
+    @handles(Stay)
+    def _stay(self, message: Stay) -> None:
+        if self._paused is message.pause:
+            self._paused = None
+            self.actor_inbox.open_to_prompts = self._running is None
 
     @handles(Adopt)
     def _adopt(self, message: Adopt) -> None:

@@ -20,7 +20,7 @@ STOPPED = "the system is stopped"
 
 
 class BlockingWork:
-    """Each call on a thread that is its own meanwhile, AT_ONCE beside each other. Those that wait for somebody's
+    """Each call has a thread for itself, AT_ONCE beside each other. Those that wait for somebody's
     answer are not counted, up to MOST: what they wait for may be a call that has not begun. Each
     calls `begin` before it counts as accepted, and `end` when it has ended."""
 

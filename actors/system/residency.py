@@ -1,6 +1,5 @@
 """Which agents are in memory: read ahead of a turn, or let go and not deleted. Any thread."""
 
-from kvactors.actors.agents.actor import AgentActor
 from kvactors.actors.agents.host import AgentHost
 from kvactors.actors.behaviours.supervisor import BehaviourSupervisor
 from kvactors.actors.runtime.blocking import check_outside_of_actors
@@ -9,7 +8,7 @@ from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.system.registry import AgentRegistry
 from kvactors.actors.turns.checks import check_id, check_turn
-from kvactors.actors.turns.messages_agent import Adopt, Leave, Prefetch
+from kvactors.actors.turns.messages_agent import Leave, Pause, Prefetch, Stay
 from kvactors.actors.turns.messages_store import WithStore
 from kvactors.core.errors import InvalidConfig, KvactorsError, SystemStopped
 
@@ -60,7 +59,8 @@ class Residency:
         if actor is None:
             return
         self._behaviours.check_none(agent_id)
-        ticket = self._host.send(actor, Leave, seconds, streamed=False)
+        pause = Pause(ReplyFuture())
+        ticket = self._host.send(actor, lambda t: Leave(t, pause), seconds, streamed=False)
         try:
             ticket.reply.get()
         except SystemStopped:
@@ -72,7 +72,7 @@ class Residency:
             raise
         except BaseException as error:  # Ctrl-C: it is not to leave any more.
             if not ticket.reject(error):
-                self._go_on(actor)
+                send(actor.actor_ref, Stay(pause))
             raise
         try:
             # All of its turns are written first.
@@ -83,10 +83,6 @@ class Residency:
             self._behaviours.check_none(agent_id)
         except BaseException:
             actor.deactivated = False
-            self._go_on(actor)
+            send(actor.actor_ref, Stay(pause))
             raise
         self._agents.take_out(actor)
-
-    def _go_on(self, actor: AgentActor) -> None:
-        """It was to leave, and takes turns again."""
-        send(actor.actor_ref, Adopt(self._host.info, ReplyFuture()))

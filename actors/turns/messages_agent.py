@@ -29,6 +29,7 @@ __all__ = [
     "Prefetch",
     "Prompt",
     "Rewind",
+    "Stay",
     "TurnFinished",
 ]
 
@@ -100,11 +101,13 @@ class Fork(_InPromptLane):
 
 @dataclass(frozen=True, slots=True)
 class Leave(_InPromptLane):
-    """To an agent: begin no turn any more, for it is to leave memory; Adopt takes that back. Goes
+    """To an agent: begin no turn any more, for it is to leave memory; Stay takes that back. Goes
     into the bounded prompt lane, behind all that was asked before."""
 
     ticket: Ticket
     """Who waits until it is so."""
+    pause: "Pause"
+    """How it stands still then."""
 
 
 Prompt = Ask | Fork | Leave | Rewind
@@ -148,7 +151,7 @@ class TurnFinished:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """To an agent: begin no turn until Adopt; the one that runs ends first."""
+    """To an agent: begin no turn until Adopt, or Stay; the one that runs ends first."""
 
     done: ReplyFuture[bool]
     """Resolves when none runs, or the agent is gone."""
@@ -156,6 +159,14 @@ class Pause:
     def reject(self, _error: BaseException | None = None) -> None:
         """The agent is gone."""
         self.done.resolve(False)
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """To an agent: take turns again, unless it was paused anew since."""
+
+    pause: Pause
+    """The one that is over."""
 
 
 @dataclass(frozen=True, slots=True)

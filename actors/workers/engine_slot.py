@@ -73,7 +73,7 @@ class EngineSlot:
         """Exchange the model. Raises if neither the new one nor the old one loads."""
         try:
             message.launch.check()
-        except ModelError as error:
+        except Exception as error:  # Whatever it is, nothing has been let go by now.
             return Swapped(self.model, error)
         self._let_go()
         try:

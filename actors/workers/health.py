@@ -43,6 +43,7 @@ class Vitals:
 
     def rebuild_begins(self, error: BaseException) -> None:
         """A fatal error: the engine is built anew."""
+        self.step_ended()
         self.state, self.error = "rebuilding", f"{type(error).__name__}: {error}"
 
     def rebuild_ended(self) -> None:

@@ -32,6 +32,9 @@ __all__ = ["CPU_CHUNK", "LoadedModel", "choose_policy", "load_model"]
 
 logger = logging.getLogger(__name__)
 
+# Of a model: of its weights as they came first, and as they compute.
+_HASHES = "_kvactors_hashes"
+
 DEFAULT_CONTEXT = 32_768
 
 
@@ -88,12 +91,22 @@ class LoadedModel:
         return self.forms[short].form
 
 
+def _made_ready(model: Any, dtype: str) -> str:
+    """The hash of a model's weights as they came, after which they are as they compute: who gives
+    the same model again gives what was cast then."""
+    came = fingerprint.weights_hash(model)
+    first, last = getattr(model, _HASHES, " ").split(" ")
+    first = first if came == last else came
+    ready(model, dtype)
+    setattr(model, _HASHES, f"{first} {fingerprint.weights_hash(model)}")
+    return first
+
+
 def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) -> LoadedModel:
     """Load, cast, derive the spec and identify. Raises ModelError or InvalidConfig."""
     name, model, tokenizer = open_model(source, options)
     mx.eval(model.parameters())
-    weights = fingerprint.weights_hash(model)
-    ready(model, options.dtype)
+    weights = _made_ready(model, options.dtype)
     seam.install()
     linear_cpu.install()
     spec = derive_spec(model, options)

@@ -82,11 +82,11 @@ def locate(source: str | Path) -> str:
     directory that is no model's."""
     try:
         path = DEFAULT_MODEL if source == "default" else Path(source).expanduser()
-    except RuntimeError as error:
-        raise ModelNotFound(f"{str(source)!r}: {error}") from error
-    if path.exists() or _looks_like_path(str(source)):
-        _require_files(path)
-        return str(path)
+        if path.exists() or _looks_like_path(str(source)):
+            _require_files(path)
+            return str(path)
+    except (RuntimeError, OSError) as error:
+        raise ModelNotFound(f"{str(source)!r:.200}: {error}") from error
     return str(source)
 
 

@@ -27,6 +27,7 @@ class _Turn:
 
     asked: float
     around: Any
+    counted: dict[str, Any]  # as what it waits: another model may be loaded before it begins
     waits: bool = True
 
 
@@ -69,8 +70,9 @@ class Telemetry:
     def __call__(self, event: TraceEvent) -> None:
         """Take an event of a turn; any thread."""
         if isinstance(event, TurnQueued):
-            self._turns[event.serial] = _Turn(event.at, context.get_current())
-            self._queue.add(1, self._attributes())
+            counted = self._attributes()
+            self._turns[event.serial] = _Turn(event.at, context.get_current(), counted)
+            self._queue.add(1, counted)
         elif isinstance(event, TurnStarted):
             self._begun(self._turns.get(event.serial))
         elif isinstance(event, TurnEnded):
@@ -90,7 +92,7 @@ class Telemetry:
     def _begun(self, turn: _Turn | None) -> None:
         if turn is not None and turn.waits:
             turn.waits = False
-            self._queue.add(-1, self._attributes())
+            self._queue.add(-1, turn.counted)
 
     def _measure(self, event: TurnEnded) -> None:
         attributes = self._attributes()

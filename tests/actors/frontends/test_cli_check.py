@@ -12,6 +12,7 @@ from seeded import Bug, bug, seeded
 from typer.testing import CliRunner
 
 from kvactors.actors.frontends.cli.app import app
+from kvactors.bench.check import device
 from kvactors.bench.check.conversations import Heard, converse
 from kvactors.bench.check.exactness import Judge, forked
 from kvactors.bench.check.figures import SMALL, figure
@@ -266,3 +267,16 @@ def test_what_is_no_measurement_is_neither_a_figure_nor_a_violation(measure: Any
     found = look("line", lambda: figure(regime, Setup(SMALL)), raising="unmeasured")
 
     assert found.answer.verdict == "unmeasured"
+
+
+@bug(device, "SECONDS")
+def there_is_no_time(true: float) -> float:
+    return 0.0
+
+
+def test_products_that_were_not_looked_at_are_named() -> None:
+    with seeded(there_is_no_time):
+        answer = device.products()
+
+    assert answer.verdict == "skipped"
+    assert "29 of 30 kinds of layer were not looked at in 0 s" in answer.detail

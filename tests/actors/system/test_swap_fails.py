@@ -2,6 +2,7 @@
 
 from copy import copy
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import mlx.core as mx
@@ -21,8 +22,18 @@ from swap_models import (
     swapping,
 )
 
-from kvactors.actors import AgentSystem, BlockingCall, EngineDied, SwapFailed, SystemStopped
+from kvactors.actors import (
+    AgentSystem,
+    BlockingCall,
+    EngineDied,
+    SaveFailed,
+    SwapFailed,
+    SystemStopped,
+)
 from kvactors.actors.runtime.blocking import mark_pool_thread
+from kvactors.actors.runtime.futures import WaitTimeout
+from kvactors.actors.testing import FailingFiles
+from kvactors.actors.turns.messages_store import WithStore
 from kvactors.core.errors import (
     InvalidConfig,
     InvalidInput,
@@ -47,6 +58,71 @@ def test_a_model_that_is_not_there_is_refused_before_the_old_one_goes(
 
     assert isinstance(failure.value.__cause__, ModelNotFound)
     assert ask(alice).cache == "hot"
+
+
+def test_a_name_that_is_no_path_is_refused_before_the_old_one_goes(open_grid: OpenSystem) -> None:
+    system = open_grid(FIRST)
+    alice = system.spawn("alice")
+    ask(alice, STORY)
+
+    with pytest.raises(SwapFailed, match=f"goes on with {FIRST.name}") as failure:
+        system.swap_model("./" + "x" * 300)
+
+    assert isinstance(failure.value.__cause__, ModelNotFound)
+    assert ask(alice).cache == "hot"
+    assert system.health().rebuilds == 0
+
+
+def test_a_model_in_half_precision_is_known_when_it_is_given_again(
+    open_system: OpenSystem, tmp_path: Path
+) -> None:
+    model = tiny_model()
+    model.set_dtype(mx.float16)
+    mx.eval(model.parameters())
+
+    def same() -> Any:
+        return model, PlainTokenizer()
+
+    found = []
+    for prompt in (STORY, "Hello"):
+        system = open_system(same, store=tmp_path)
+        found.append((system.info.fingerprint, ask(system.spawn("alice"), prompt).cache))
+        system.stop()
+
+    assert found[0][0] == found[1][0]
+    assert [cache for _, cache in found] == ["cold", "warm"]
+
+
+def test_an_agent_that_was_to_leave_takes_no_turn_in_the_middle_of_a_swap(
+    open_system: OpenSystem, tmp_path: Path
+) -> None:
+    disk, gate, waits = FailingFiles(name="append", path="*ledger.log"), Event(), Event()
+    disk.armed = False
+    system = open_system(store=tmp_path, disk=disk)
+    alice = system.spawn("alice")
+    ask(alice, [1, 2])
+    disk.armed = True
+    alice.ask([3], sampling=ANSWER).get(timeout=WAIT)
+    persistence, agents = system.parts.lifecycle.persistence, system.parts.agents
+
+    def hold(_: Any) -> None:
+        waits.set()
+        gate.wait(WAIT)
+
+    persistence.tell(WithStore(hold, "nobody"))
+    assert waits.wait(WAIT)
+    leaving = Background(lambda: system.deactivate("alice"))
+    while agents.actor("alice").actor_inbox.open_to_prompts:
+        gate.wait(0.01)
+    agents.pause()
+    later = alice.ask([4], sampling=ANSWER)
+    gate.set()
+
+    assert isinstance(leaving.end(), SaveFailed)
+    with pytest.raises(WaitTimeout):
+        later.get(timeout=0.3)
+    agents.resume(system.info)
+    assert later.get(timeout=WAIT).token_ids
 
 
 def test_when_the_new_model_cannot_be_loaded_the_old_one_goes_on_warm(

@@ -100,6 +100,8 @@ def test_health_tells_the_truth_while_the_model_is_loaded_again(open_system: Ope
     future = system.spawn("a").ask([1], sampling=LONG)
     assert model.loading.wait(WAIT)
     assert system.health().state == "rebuilding"
+    # No step runs, however long that takes.
+    assert system.health().step_seconds == 0
     model.hold.set()
 
     assert future.get(timeout=WAIT).token_ids

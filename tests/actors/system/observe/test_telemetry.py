@@ -19,6 +19,7 @@ from opentelemetry.trace import StatusCode
 from kvactors.actors import AgentSystem, ContextExceeded, Sampling
 from kvactors.actors.system.observe.telemetry import Telemetry
 from kvactors.core.testing.models import grid
+from kvactors.core.trace import TurnQueued, TurnStarted
 
 SHORT = Sampling(max_tokens=6)
 WAIT = 60
@@ -205,3 +206,22 @@ def test_a_provider_that_cannot_be_loaded_keeps_no_system_from_starting(
 
     assert "OpenTelemetry is told nothing" in caplog.text
     assert system.spawn("alice").ask([1, 2], sampling=SHORT).get(timeout=WAIT)
+
+
+def test_a_turn_leaves_the_queue_that_it_came_into_whichever_model_is_loaded_then() -> None:
+    reader, model = InMemoryMetricReader(), ["old"]
+    telemetry = Telemetry(lambda: model[0], int, None, MeterProvider(metric_readers=[reader]))
+
+    telemetry(TurnQueued(0.0, "alice", 1))
+    model[0] = "new"
+    telemetry(TurnStarted(1.0, "alice", 1, "cold", 0))
+
+    data = reader.get_metrics_data()
+    assert data is not None
+    (points,) = (
+        metric.data.data_points
+        for scope in data.resource_metrics[0].scope_metrics
+        for metric in scope.metrics
+        if metric.name == "kvactors.queue.depth"
+    )
+    assert {point.attributes["gen_ai.request.model"]: point.value for point in points} == {"old": 0}
