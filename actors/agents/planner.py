@@ -117,7 +117,12 @@ class Planner:
         if not isinstance(self.policy, DropOldest):
             return None
         past, context = self.transcript.turns[: draft.keep], self.spec.context
-        new = _tokens(draft.turns) + (ask.turn.sampling.max_tokens if ask.turn.answer else 0)
+        stays: Sequence[Turn] = ()
+        if not draft.turns or draft.turns[0].is_answer:
+            # A question stays with its answer, also with one that is still to be given.
+            past, stays = past[:-1], past[-1:]
+        new = _tokens((*stays, *draft.turns))
+        new += ask.turn.sampling.max_tokens if ask.turn.answer else 0
         if _tokens(past) + new <= context:
             return None
         reserved = self.policy.max_tokens if isinstance(self.policy, Summarize) else 0

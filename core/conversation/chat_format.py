@@ -93,7 +93,7 @@ class ChatFormat:
         do not, and the break's own tokens are taken off again.
         """
         adds_space = self.decode(self.encode("a") * 2) == "a a"
-        if not adds_space or text[:1].isspace():
+        if not adds_space:
             return self.encode(text)
         anchor, whole = self.encode("\n"), self.encode("\n" + text)
         cut = len(anchor)

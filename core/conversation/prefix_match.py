@@ -75,6 +75,9 @@ def match_text(transcript: Transcript, prompt: str, threshold: float = THRESHOLD
         return Draft(_unanswered(turns), (), kind, system)
     if not _enough(turns, index, inside, threshold):
         return Draft(0, (_raw(prompt, chat.encode(prompt)),), kind, system)
+    if not inside and place == len(prompt):
+        # It ends where a turn does: an answer there is given again.
+        return Draft(_unanswered(turns[:index]) if index else 0, (), kind, system)
     appended: list[Turn] = []
     if inside:
         head = transcript.head(turns[index], inside)

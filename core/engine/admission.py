@@ -122,7 +122,6 @@ class Admission:
         """Queue turns that another engine had to abandon; they begin again from their tokens."""
         for request in turns:
             request.kept = request.cached = 0
-            request.preempted += 1
             request.gave_way_after = -1
             self.waiting.add(request)
         self.retry()

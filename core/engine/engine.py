@@ -168,6 +168,9 @@ class Engine:
         `resume`, and the bytes that wait to be written. This engine is not used again."""
         self._queue_again()
         active = self.memory.running.active
+        for request in active:
+            # Those that only waited have not begun.
+            request.preempted += 1
         self._events += make_suspects([r for r in self.execution.forward if r in active])
         guilty = {event.serial for event in self._events if isinstance(event, Aborted)}
         turns = [*active, *self._admission.empty()]

@@ -154,7 +154,7 @@ class Execution:
         computed = len(chunks) * max(chunk.tokens for chunk in chunks)
         self._scheduler.record_prefill(computed, self._clock() - begin, decoding=decoding)
         for request in requests:
-            if draw or request.cached == request.shared:
+            if draw or 0 < request.shared <= request.cached:
                 # It may end with the token that was drawn.
                 self._offer_beginning(request)
             self.preemption.keep_closed(request)

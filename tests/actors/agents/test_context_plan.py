@@ -13,7 +13,7 @@ from kvactors.actors import (
 from kvactors.actors.agents.planner import Planner, Running
 from kvactors.actors.turns.messages_agent import Ask
 from kvactors.actors.turns.options import TurnOptions
-from kvactors.actors.turns.prompt import NewText
+from kvactors.actors.turns.prompt import NewText, WholeConversation
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.cache.spec import LayerSpec, ModelCacheSpec
 from kvactors.core.conversation.context_policy import ContextPolicy
@@ -89,3 +89,25 @@ def test_a_summary_is_summed_up_in_its_turn() -> None:
 
     assert len(spans) > 3
     assert spans == sorted(spans)
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_question_that_is_answered_again_stays_with_its_answer(edited: bool) -> None:
+    chat = chat_format("bytes", "chatml")
+    transcript, messages = Transcript(chat, "test"), list[tuple[str, str]]()
+    for text in ("be", "Hello world, hello again", "Hello calm world, hello again"):
+        answer = transcript.given_answer("a cab", "length")
+        transcript.extend([transcript.render("user", text, answer=True), answer])
+        messages += [("user", text), ("assistant", answer.text)]
+    messages = (
+        [*messages[:-1], ("assistant", "decade"), ("user", "be")] if edited else messages[:-1]
+    )
+    spec = replace(SPEC, context=len(transcript.token_ids) + 30)
+    planner = Planner("a", transcript, spec, DropOldest(keep_head=0, fill=0.3), isolated=False)
+    asked = TurnOptions(WholeConversation(tuple(messages), 0.8), Sampling(max_tokens=45))
+
+    draft = planner.first(Ask(Ticket.begin("a", streamed=False), asked))[0].draft
+
+    turns = [*transcript.turns[: draft.keep], *draft.turns]
+    assert draft.keep < 5, "nothing had to leave"
+    assert "Hello calm world, hello again" in [turn.text for turn in turns]

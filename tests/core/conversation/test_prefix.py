@@ -9,6 +9,7 @@ from small_tokenizers import (
     chat_format,
     raw_turn,
     remembering,
+    talk,
 )
 
 from kvactors.core.conversation.chat_format import ChatFormat
@@ -178,6 +179,27 @@ def test_an_edit_inside_a_word_adds_no_space(algorithm: str) -> None:
 
     assert decoded(transcript, draft) == "Hello, be called now"
     assert len(draft.turns) == 2
+
+
+@pytest.mark.parametrize("algorithm", ["default", "bytes"])
+@pytest.mark.parametrize("rest", ["\nbe calm", "\n\nbe", "\tbe", " be"])
+def test_what_follows_adds_no_space(algorithm: str, rest: str) -> None:
+    chat = chat_format(algorithm)
+    transcript = remembering(chat, raw_turn(chat, "Hello"))
+
+    draft = match_text(transcript, f"Hello{rest}")
+
+    assert decoded(transcript, draft) == f"Hello{rest}"
+
+
+def test_a_text_that_ends_with_an_earlier_answer_has_it_given_again() -> None:
+    chat = chat_format("bytes", "chatml")
+    transcript = talk(chat, "Hello, be calm now", "a cab", "abc", "decade")
+    first = "".join(turn.rendered.removesuffix(turn.hidden) for turn in transcript.turns[:2])
+
+    draft = match_text(transcript, first, threshold=0)
+
+    assert (draft.keep, draft.turns) == (1, ())
 
 
 def test_composed_and_combining_letters_are_different_characters() -> None:

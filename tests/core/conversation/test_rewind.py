@@ -78,6 +78,25 @@ def test_wherever_it_is_cut_the_next_question_is_well_formed(kept_tokens: int) -
     assert marks[-2:] == ["user", "assistant"]
 
 
+@pytest.mark.parametrize("first", range(1, 25))
+def test_wherever_it_is_cut_again_the_next_question_is_well_formed(first: int) -> None:
+    chat = chat_format("bytes", "chatml")
+    for second in range(1, 30):
+        transcript = talk(chat, "Hello", "a cab")
+        keep, remains = cut_at_token(transcript, min(first, len(transcript.token_ids)))
+        transcript.extend(remains, keep)
+        question = transcript.render("user", "be", answer=True)
+        transcript.extend([question, transcript.answer(chat.encode("decade"), "length")])
+        keep, remains = cut_at_token(transcript, min(second, len(transcript.token_ids)))
+        transcript.extend(remains, keep)
+
+        text = "".join(turn.rendered for turn in transcript.turns)
+        text += transcript.render("user", "abc", answer=True).rendered
+
+        parts = text.split("<|start|>")[1:]
+        assert all(part.rstrip("\n").endswith("<|end|>") for part in parts[:-1]), (first, second)
+
+
 # -- the ledger ----------------------------------------------------------------------------
 
 

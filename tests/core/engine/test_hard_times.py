@@ -13,7 +13,7 @@ from kvactors.core.engine import kv_transfer
 from kvactors.core.engine.engine import Engine, EngineConfig
 from kvactors.core.model.load import load_model
 from kvactors.core.model.options import ModelOptions
-from kvactors.core.schedule.events import Aborted, Event, Finished
+from kvactors.core.schedule.events import Aborted, Begun, Event, Finished
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request, run_engine
 from kvactors.core.testing.models import PlainTokenizer, grid, tiny_model
@@ -94,6 +94,23 @@ def test_a_cancel_outlives_the_engine_that_heard_it(
         "a": "cancelled",
         "b": "length",
     }
+
+
+def test_a_turn_that_only_waited_begins_in_the_next_engine(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    engine, request = make_engine(load_grid()), make_request("a", [], prompt_of(20), SHORT)
+    request.stream = True
+    engine.submit(request)
+    _, left, backlog = engine.abandon()
+    again = make_engine(load_grid())
+    again.resume(left, backlog)
+
+    begun = [event for event in steps(again) if isinstance(event, Begun)]
+
+    assert [event.request for event in begun] == [request]
+    assert again.stats()["misses"] == 1
+    assert request.admitted_at > 0
 
 
 @pytest.mark.slow

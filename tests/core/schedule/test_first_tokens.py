@@ -207,3 +207,19 @@ def test_the_beginning_of_a_turn_that_ends_with_it_is_shared(
 
     assert sum(drawn) >= 2
     assert engine.stats()["shared_tokens"] == 2 * len(begin)
+
+
+def test_a_beginning_is_shared_before_a_longer_prompt_has_ended(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    engine, begin = make_engine(load_grid()), [1 + n % 100 for n in range(300)]
+    requests = []
+    for n, others in enumerate((900, 10)):
+        prompt = [*begin, *([5 + n] * others)]
+        request = make_request(f"{n}", [], prompt, Sampling(max_tokens=1), serial=n)
+        request.shared, request.prompt_hash = len(begin), "same"
+        requests.append((0, request))
+
+    run_engine(engine, requests)
+
+    assert engine.stats()["shared_tokens"] == len(begin)
