@@ -104,6 +104,7 @@ def test_an_agent_that_was_to_leave_takes_no_turn_in_the_middle_of_a_swap(
     disk.armed = True
     alice.ask([3], sampling=ANSWER).get(timeout=WAIT)
     persistence, agents = system.parts.lifecycle.persistence, system.parts.agents
+    actor: Any = agents.actor("alice")
 
     def hold(_: Any) -> None:
         waits.set()
@@ -112,7 +113,7 @@ def test_an_agent_that_was_to_leave_takes_no_turn_in_the_middle_of_a_swap(
     persistence.tell(WithStore(hold, "nobody"))
     assert waits.wait(WAIT)
     leaving = Background(lambda: system.deactivate("alice"))
-    while agents.actor("alice").actor_inbox.open_to_prompts:
+    while actor.actor_inbox.open_to_prompts:
         gate.wait(0.01)
     agents.pause()
     later = alice.ask([4], sampling=ANSWER)

@@ -108,7 +108,7 @@ def test_a_turn_that_only_waited_begins_in_the_next_engine(
 
     begun = [event for event in steps(again) if isinstance(event, Begun)]
 
-    assert [event.request for event in begun] == [request]
+    assert [event.agent_id for event in begun] == ["a"]
     assert again.stats()["misses"] == 1
     assert request.admitted_at > 0
 
