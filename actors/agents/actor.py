@@ -29,7 +29,6 @@ from kvactors.actors.turns.messages_agent import (
     Pause,
     Prefetch,
     Rewind,
-    Stay,
     TurnFinished,
 )
 from kvactors.actors.turns.messages_gpu import Cancel, PrefetchKV, Step
@@ -274,14 +273,10 @@ class AgentActor(SystemActor):
             message.ticket.keep_nothing()
             message.ticket.resolve(None)
 
-    @handles(Stay)
-    def _stay(self, message: Stay) -> None:
-        if self._paused is message.pause:
-            self._paused = None
-            self.actor_inbox.open_to_prompts = self._running is None
-
     @handles(Adopt)
     def _adopt(self, message: Adopt) -> None:
+        if message.behind not in (None, self._paused):
+            return
         self.services = replace(self.services, model=message.model)
         self._warned = False
         try:

@@ -1,5 +1,6 @@
 """Which agents are in memory: read ahead of a turn, or let go and not deleted. Any thread."""
 
+from kvactors.actors.agents.actor import AgentActor
 from kvactors.actors.agents.host import AgentHost
 from kvactors.actors.behaviours.supervisor import BehaviourSupervisor
 from kvactors.actors.runtime.blocking import check_outside_of_actors
@@ -8,7 +9,7 @@ from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.system.registry import AgentRegistry
 from kvactors.actors.turns.checks import check_id, check_turn
-from kvactors.actors.turns.messages_agent import Leave, Pause, Prefetch, Stay
+from kvactors.actors.turns.messages_agent import Adopt, Leave, Pause, Prefetch
 from kvactors.actors.turns.messages_store import WithStore
 from kvactors.core.errors import InvalidConfig, KvactorsError, SystemStopped
 
@@ -72,7 +73,7 @@ class Residency:
             raise
         except BaseException as error:  # Ctrl-C: it is not to leave any more.
             if not ticket.reject(error):
-                send(actor.actor_ref, Stay(pause))
+                self._go_on(actor, pause)
             raise
         try:
             # All of its turns are written first.
@@ -83,6 +84,10 @@ class Residency:
             self._behaviours.check_none(agent_id)
         except BaseException:
             actor.deactivated = False
-            send(actor.actor_ref, Stay(pause))
+            self._go_on(actor, pause)
             raise
         self._agents.take_out(actor)
+
+    def _go_on(self, actor: AgentActor, pause: Pause) -> None:
+        """It was to leave, and takes turns again, unless a swap has paused it since."""
+        send(actor.actor_ref, Adopt(self._host.info, ReplyFuture(), pause))

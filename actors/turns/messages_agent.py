@@ -29,7 +29,6 @@ __all__ = [
     "Prefetch",
     "Prompt",
     "Rewind",
-    "Stay",
     "TurnFinished",
 ]
 
@@ -101,7 +100,7 @@ class Fork(_InPromptLane):
 
 @dataclass(frozen=True, slots=True)
 class Leave(_InPromptLane):
-    """To an agent: begin no turn any more, for it is to leave memory; Stay takes that back. Goes
+    """To an agent: begin no turn any more, for it is to leave memory; Adopt takes that back. Goes
     into the bounded prompt lane, behind all that was asked before."""
 
     ticket: Ticket
@@ -151,7 +150,7 @@ class TurnFinished:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """To an agent: begin no turn until Adopt, or Stay; the one that runs ends first."""
+    """To an agent: begin no turn until Adopt; the one that runs ends first."""
 
     done: ReplyFuture[bool]
     """Resolves when none runs, or the agent is gone."""
@@ -162,14 +161,6 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
-    """To an agent: take turns again, unless it was paused anew since."""
-
-    pause: Pause
-    """The one that is over."""
-
-
-@dataclass(frozen=True, slots=True)
 class Adopt:
     """To an agent: remember under this model from now on, and take turns again."""
 
@@ -177,6 +168,8 @@ class Adopt:
     """The one that is loaded."""
     done: ReplyFuture[bool]
     """Resolves when it does, or is gone."""
+    behind: Pause | None = None
+    """Only if it was not paused anew since this one."""
 
     def reject(self, _error: BaseException | None = None) -> None:
         """The agent is gone."""

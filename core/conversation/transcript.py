@@ -17,7 +17,7 @@ Under another tokenizer a turn is rendered and tokenized again from its text, an
 `source`: under the first one it is again, to the token, what it was.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -207,21 +207,13 @@ class Transcript:
         if last.is_answer:
             return self.chat.closing_after(last.token_ids, answered=True)
         # A prompt lacks something if a rewind cut it, or if its answer is gone.
-        for head in self._heads(before):
+        for head in _heads(before, self._closing):
             for answer in (False, True):
                 whole = head + self._frame(last.role, last.text, before, answer=answer)
                 if whole.startswith(last.rendered):
                     unanswered = self.chat.closing_after((), answered=True) if answer else ""
                     return whole[len(last.rendered) :] + unanswered
         return ""
-
-    def _heads(self, before: Sequence[Turn]) -> Iterator[str]:
-        """What the rendering of a prompt behind these turns may begin with, one after the other:
-        what they lack is looked for as far back as it has to be."""
-        if not (before and before[-1].is_answer):
-            yield ""
-        if before:
-            yield self._closing(before)
 
     def _cut(self, turn: Turn, ends: Sequence[int], tokens: int) -> Turn:
         following = ends[tokens] if tokens < len(ends) else len(turn.rendered) + 1
@@ -257,3 +249,12 @@ class Transcript:
         else:
             turn = self.render(role, text, answer=source.answered)
         return replace(turn, stands_for=entry.get("stands_for", 0), source=source)
+
+
+def _heads(before: Sequence[Turn], closing: Callable[[Sequence[Turn]], str]) -> Iterator[str]:
+    """What the rendering of a prompt behind these turns may begin with, one after the other: the
+    `closing` that they lack is looked for as far back as it has to be."""
+    if not (before and before[-1].is_answer):
+        yield ""
+    if before:
+        yield closing(before)
