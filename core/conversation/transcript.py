@@ -32,6 +32,8 @@ __all__ = ["Transcript"]
 RECORD_VERSION = 2
 READABLE_VERSIONS = (1, 2)
 PROBE = "kvactors probe"
+# Prompts in a row of which each was cut: further back nobody looks for what is lacking.
+_MOST_CUT = 8
 
 
 class Transcript:
@@ -199,15 +201,16 @@ class Transcript:
             return self.chat.following(role, text, answer=answer)
         return self.chat.opening(role, text, system=self.system_prompt, answer=answer)
 
-    def _closing(self, turns: Sequence[Turn]) -> str:
-        """The text that the last of these turns lacks before another one may follow."""
+    def _closing(self, turns: Sequence[Turn], back: int = _MOST_CUT) -> str:
+        """The text that the last of these turns lacks before another one may follow; it depends on
+        what so many before it lack, at most."""
         if not turns or turns[-1].raw:
             return ""
         *before, last = turns
         if last.is_answer:
             return self.chat.closing_after(last.token_ids, answered=True)
         # A prompt lacks something if a rewind cut it, or if its answer is gone.
-        for head in _heads(before, self._closing):
+        for head in _heads(before, self._closing, back):
             for answer in (False, True):
                 whole = head + self._frame(last.role, last.text, before, answer=answer)
                 if whole.startswith(last.rendered):
@@ -251,10 +254,14 @@ class Transcript:
         return replace(turn, stands_for=entry.get("stands_for", 0), source=source)
 
 
-def _heads(before: Sequence[Turn], closing: Callable[[Sequence[Turn]], str]) -> Iterator[str]:
-    """What the rendering of a prompt behind these turns may begin with, one after the other: the
-    `closing` that they lack is looked for as far back as it has to be."""
-    if not (before and before[-1].is_answer):
-        yield ""
-    if before:
-        yield closing(before)
+def _heads(
+    before: Sequence[Turn], closing: Callable[[Sequence[Turn], int], str], back: int
+) -> Iterator[str]:
+    """What the rendering of a prompt behind these turns may begin with, one after the other: what
+    they lack, by `closing`, and so many further `back`."""
+    if before and before[-1].is_answer:
+        yield closing(before, back)
+        return
+    yield ""
+    if before and back:
+        yield closing(before, back - 1)

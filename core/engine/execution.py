@@ -154,8 +154,8 @@ class Execution:
         computed = len(chunks) * max(chunk.tokens for chunk in chunks)
         self._scheduler.record_prefill(computed, self._clock() - begin, decoding=decoding)
         for request in requests:
-            if draw or 0 < request.shared <= request.cached:
-                # It may end with the token that was drawn.
+            if 0 < request.shared <= request.cached:
+                # It may end in this chunk.
                 self._offer_beginning(request)
             self.preemption.keep_closed(request)
         return decoded

@@ -32,7 +32,7 @@ __all__ = ["CPU_CHUNK", "LoadedModel", "choose_policy", "load_model"]
 
 logger = logging.getLogger(__name__)
 
-# Of a model: of its weights as they came first, and as they compute.
+# Of a model: of its weights as they came first, as they compute, and what was asked for.
 _HASHES = "_kvactors_hashes"
 
 DEFAULT_CONTEXT = 32_768
@@ -95,10 +95,10 @@ def _made_ready(model: Any, dtype: str) -> str:
     """The hash of a model's weights as they came, after which they are as they compute: who gives
     the same model again gives what was cast then."""
     came = fingerprint.weights_hash(model)
-    first, last = getattr(model, _HASHES, " ").split(" ")
-    first = first if came == last else came
+    first, last, then = getattr(model, _HASHES, "  ").split(" ")
+    first = first if (came, dtype) == (last, then) else came
     ready(model, dtype)
-    setattr(model, _HASHES, f"{first} {fingerprint.weights_hash(model)}")
+    setattr(model, _HASHES, f"{first} {fingerprint.weights_hash(model)} {dtype}")
     return first
 
 

@@ -93,6 +93,16 @@ def test_a_model_in_half_precision_is_known_when_it_is_given_again(
     assert [cache for _, cache in found] == ["cold", "warm"]
 
 
+def test_a_model_that_was_rounded_meanwhile_is_another_one(open_system: OpenSystem) -> None:
+    model, found = tiny_model(), []
+    for dtype in ("auto", "float16", "float32"):
+        system = open_system(lambda: (model, PlainTokenizer()), store=False, dtype=dtype)
+        found.append(system.info.fingerprint)
+        system.stop()
+
+    assert len(set(found)) == 3
+
+
 def test_an_agent_that_was_to_leave_takes_no_turn_in_the_middle_of_a_swap(
     open_system: OpenSystem, tmp_path: Path
 ) -> None:

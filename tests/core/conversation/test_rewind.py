@@ -1,5 +1,7 @@
 """Taking back what is remembered: the transcript, and the ledger that only ever appends."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -95,6 +97,16 @@ def test_wherever_it_is_cut_again_the_next_question_is_well_formed(first: int) -
 
         parts = text.split("<|start|>")[1:]
         assert all(part.rstrip("\n").endswith("<|end|>") for part in parts[:-1]), (first, second)
+
+
+def test_any_number_of_turns_that_another_template_rendered_may_come_before() -> None:
+    chat = chat_format("bytes", "chatml")
+    transcript = talk(chat, "Hello", "a cab")
+    observed = transcript.render("user", "abc", answer=False)
+    foreign = replace(observed, rendered=f"[{observed.rendered}]")
+    transcript.turns = [*transcript.turns, *[foreign] * 2000]
+
+    assert transcript.render("user", "be", answer=True).rendered.startswith("<|start|>user")
 
 
 # -- the ledger ----------------------------------------------------------------------------
