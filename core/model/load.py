@@ -97,8 +97,8 @@ def _made_ready(model: Any, dtype: str) -> str:
     came = fingerprint.weights_hash(model)
     first, last, then = getattr(model, _HASHES, "  ").split(" ")
     first = first if (came, dtype) == (last, then) else came
-    ready(model, dtype)
-    setattr(model, _HASHES, f"{first} {fingerprint.weights_hash(model)} {dtype}")
+    computes = fingerprint.weights_hash(model) if ready(model, dtype) else came
+    setattr(model, _HASHES, f"{first} {computes} {dtype}")
     return first
 
 

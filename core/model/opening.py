@@ -44,10 +44,12 @@ def open_tokenizer(source: str | Path) -> Any:
         raise ModelNotFound(f"cannot load the tokenizer of {str(source)!r}: {error}") from error
 
 
-def ready(model: Any, dtype: str) -> None:
-    """Bring a model's weights into the form that it computes in, as `dtype` says, evaluated."""
-    _cast(model, dtype)
+def ready(model: Any, dtype: str) -> bool:
+    """Bring a model's weights into the form that it computes in, as `dtype` says, evaluated;
+    whether they were cast for that."""
+    cast = _cast(model, dtype)
     _straighten(model)
+    return cast
 
 
 def _wrapped(tokenizer: Any) -> Any:
@@ -129,18 +131,19 @@ def _require_files(path: Path) -> None:
         raise ModelNotFound(f"{path} lacks {', '.join(missing)}")
 
 
-def _cast(model: Any, dtype: str) -> None:
+def _cast(model: Any, dtype: str) -> bool:
     if dtype == "auto":
         half = any(
             array.dtype in (mx.float16, mx.bfloat16)
             for _, array in nn.utils.tree_flatten(model.parameters())
         )
         if not half or not on_cpu():
-            return
+            return False
         # MLX's half-precision products do not use BLAS on the CPU.
         dtype = "float32"
     model.set_dtype(getattr(mx, dtype))
     mx.eval(model.parameters())
+    return True
 
 
 def _straighten(model: Any) -> None:
