@@ -19,7 +19,8 @@ def rewind(message: Rewind, transcript: Transcript, services: AgentServices) -> 
     one: then it is answered with what is left."""
     ticket = message.ticket
     again = transcript.answered.get(message.request_id) is not None
-    if again or (message.last and not any(message.last is turn for turn in transcript.turns[-1:])):
+    others = message.last is not None and message.last is not next(reversed(transcript.turns), None)
+    if again or others:
         services.confirm(ticket)
     else:
         try:

@@ -13,7 +13,7 @@ from kvactors.actors.behaviours.context import Context
 from kvactors.actors.behaviours.router import MessageRouter
 from kvactors.actors.behaviours.runs import ChildFailed, StopBehaviour
 from kvactors.actors.runtime.blocking_pool import BlockingWork
-from kvactors.actors.runtime.dispatcher import Dispatcher, send, send_stop
+from kvactors.actors.runtime.dispatcher import Dispatcher, SystemActor, send, send_stop
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.runtime.mailbox import LanePolicy
 from kvactors.actors.runtime.supervision import Supervision, Terminated
@@ -110,10 +110,7 @@ class BehaviourSupervisor:
         """End a behaviour after the message that it handles."""
         actor = self.router.receiver(agent_id)
         if actor is not None:
-            self.router.outstanding.begin_work()
-            stop = StopBehaviour(self.router)
-            if not send(actor.actor_ref, stop):
-                stop.reject()
+            self._tell(actor, StopBehaviour(self.router))
 
     def ended(self, agent: Agent, parent: str | None, cause: BaseException | None) -> None:
         """The behaviour of `agent`, a child of `parent`, ended with this `cause`: its watchers are
@@ -147,10 +144,13 @@ class BehaviourSupervisor:
         if supervisor is None:
             logger.error("nobody supervises %r", agent_id, exc_info=error)
             return
+        self._tell(supervisor, ChildFailed(error, self.router))
+
+    def _tell(self, actor: SystemActor, message: StopBehaviour | ChildFailed) -> None:
+        """Give a behaviour's actor a message that counts as outstanding work."""
         self.router.outstanding.begin_work()
-        failed = ChildFailed(error, self.router)
-        if not send(supervisor.actor_ref, failed):
-            failed.reject()
+        if not send(actor.actor_ref, message):
+            message.reject()
 
     def run_blocking(self, name: str, function: Callable[[], Any]) -> ReplyFuture[Any]:
         """Call something that may block for the agent of this `name`, on a thread of its own

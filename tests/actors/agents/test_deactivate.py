@@ -14,6 +14,7 @@ from makers import OpenSystem
 from kvactors.actors import (
     Agent,
     AgentBehaviour,
+    AgentSystem,
     InvalidConfig,
     InvalidInput,
     Sampling,
@@ -31,6 +32,17 @@ LONG = [3, 1, 4, 1, 5, 9, 2, 6] * 40
 
 def asked(agent: Agent, prompt: Any) -> Any:
     return agent.ask(prompt, sampling=SHORT).get(timeout=WAIT)
+
+
+def answering(open_system: OpenSystem) -> tuple[AgentSystem, Agent, Any, threading.Event]:
+    """A system, its agent alice in the middle of a turn, and the gate at which that stands."""
+    model = FaultyModel()
+    system = open_system(model)
+    alice = system.spawn("alice")
+    gate = model.hold()
+    turn = alice.ask([1, 2], sampling=SHORT)
+    assert model.reached.wait(WAIT)
+    return system, alice, turn, gate
 
 
 def test_an_agent_that_was_deactivated_comes_back_warm_and_says_what_it_would_have(
@@ -92,12 +104,7 @@ def test_a_handle_of_before_says_that_its_agent_was_deactivated(open_system: Ope
 
 
 def test_an_agent_whose_turn_takes_too_long_stays(open_system: OpenSystem) -> None:
-    model = FaultyModel()
-    system = open_system(model)
-    alice = system.spawn("alice")
-    gate = model.hold()
-    turn = alice.ask([1, 2], sampling=SHORT)
-    assert model.reached.wait(WAIT)
+    system, alice, turn, gate = answering(open_system)
 
     with pytest.raises(TurnTimeout):
         system.deactivate("alice", timeout=0.05)
@@ -109,12 +116,7 @@ def test_an_agent_whose_turn_takes_too_long_stays(open_system: OpenSystem) -> No
 
 
 def test_who_presses_ctrl_c_leaves_the_agent_in_memory(open_system: OpenSystem) -> None:
-    model = FaultyModel()
-    system = open_system(model)
-    alice = system.spawn("alice")
-    gate = model.hold()
-    turn = alice.ask([1, 2], sampling=SHORT)
-    assert model.reached.wait(WAIT)
+    system, alice, turn, gate = answering(open_system)
 
     interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
     interrupt.start()
@@ -132,12 +134,7 @@ def test_an_agent_that_is_given_a_behaviour_while_it_leaves_stays(open_system: O
         async def on_message(self, message: Any, sender: Agent | None) -> str:
             return (await self.think(message, sampling=SHORT)).finish_reason
 
-    model = FaultyModel()
-    system = open_system(model)
-    alice = system.spawn("alice")
-    gate = model.hold()
-    alice.ask([1, 2], sampling=SHORT)
-    assert model.reached.wait(WAIT)
+    system, _, _, gate = answering(open_system)
     refused = list[BaseException]()
 
     def leave() -> None:
