@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -45,6 +46,8 @@ class Registry:
         self.groups: defaultdict[str | None, Counter[str]] = defaultdict(Counter)
         self.index = Index()
         self.broken: OSError | None = None
+        # What is being written to the journal just now.
+        self._noting = dict[object, Record]()
         self._length = 0
         for record in journal.load():
             self._make(record)
@@ -83,13 +86,20 @@ class Registry:
             "epochs": dict(epochs or {}),
         }
         self.check()
-        try:
-            await self._journal.append({key: value for key, value in change.items() if value})
-        except OSError as error:
-            self.broken = error
+        await self._write({key: value for key, value in change.items() if value})
         self.check()
         self._make(change)
         self._length += _things(change)
+
+    async def _write(self, record: Record) -> None:
+        noting = object()
+        self._noting[noting] = record
+        try:
+            await self._journal.append(record)
+        except OSError as error:
+            self.broken = error
+        finally:
+            del self._noting[noting]
 
     def check(self) -> None:
         """Raises Unreachable after the disk has failed."""
@@ -97,19 +107,17 @@ class Registry:
             raise Unreachable(to="directory", method=f"its journal ({self.broken})")
 
     async def compact(self) -> None:
-        """Write the journal anew if most of it is of the past. Nothing is being noted just now;
-        what is from here on stands behind it."""
+        """Write the journal anew if most of it is of the past. Where the disk has no room for two
+        of them, the long one stands."""
         if self._length > WASTE * self._size() + 100:
-            await self.rewrite()
+            with suppress(OSError):
+                await self.rewrite()
 
     async def rewrite(self) -> None:
-        """Write the journal anew, as it is now: as `compact` does where that is worth while."""
+        """Write the journal anew, as it is now: as `compact` does where that is worth while. What
+        is noted meanwhile stands behind it. Raises OSError: then the old one stands, or the new."""
         self._length = self._size()
-        try:
-            await self._journal.replace(self._state())
-        except OSError as error:
-            self.broken = error
-        self.check()
+        await self._journal.replace(chain(self._state(), list(self._noting.values())))
 
     def _size(self) -> int:
         return len(self.places) + len(self.members) + len(self.moves) + len(self.gone)

@@ -85,10 +85,13 @@ class Directory:
 
     async def run(self) -> None:
         """Its rounds. Raises OSError when its journal failed."""
-        with suppress(ClusterError):
-            await self.registry.compact()
         # Apart: a fence waits for nobody, and a take-over does not wait for a move.
-        rounds = (self._members.fence_silent, self._caretaker.round, self._driver.round)
+        rounds = (
+            self._members.fence_silent,
+            self._caretaker.round,
+            self._driver.round,
+            self.registry.compact,
+        )
         await asyncio.gather(*map(self._again_and_again, rounds))
         raise self.registry.broken or OSError("the directory's journal")
 

@@ -4,7 +4,7 @@ promised to heed.
 
 from uuid import uuid4
 
-from kvactors.actors.cluster.protocol.interfaces import Journal
+from kvactors.actors.cluster.protocol.interfaces import Journal, Record
 
 __all__ = ["Notes"]
 
@@ -19,6 +19,8 @@ class Notes:
         self._journal = journal
         self._promises: dict[str, int] = {}
         self.incarnation, self.disk = 0, ""
+        # What is being written to the journal just now.
+        self._noting = dict[object, Record]()
         self._length = 0
         for record in journal.load():
             self._length += 1
@@ -34,19 +36,29 @@ class Notes:
     async def promise(self, agent: str, epoch: int) -> None:
         """From now on, for ever, no lower epoch. Raises OSError."""
         if epoch > self.promised(agent):
-            await self._journal.append({"promises": {agent: epoch}})
+            await self._note({"promises": {agent: epoch}})
             self._promises[agent] = max(epoch, self.promised(agent))
-            self._length += 1
 
     async def incarnate(self, above: int) -> None:
         """A new incarnation, above this one and the one given. Raises OSError."""
         incarnation, disk = max(self.incarnation, above) + 1, self.disk or uuid4().hex
-        await self._journal.append({"incarnation": incarnation, "disk": disk})
+        await self._note({"incarnation": incarnation, "disk": disk})
         self.incarnation, self.disk = incarnation, disk
 
     async def compact(self) -> None:
-        """Write the journal anew if most of it is of the past. Raises OSError."""
+        """Write the journal anew if most of it is of the past; what is noted meanwhile stands
+        behind it. Raises OSError: then the old one stands, or the new."""
         if self._length > WASTE * len(self._promises) + 100:
+            self._length = len(self._promises)
             state = {"incarnation": self.incarnation, "disk": self.disk}
-            await self._journal.replace([{**state, "promises": self._promises}])
-            self._length = 1
+            now = {**state, "promises": dict(self._promises)}
+            await self._journal.replace([now, *self._noting.values()])
+
+    async def _note(self, record: Record) -> None:
+        noting = object()
+        self._noting[noting] = record
+        try:
+            await self._journal.append(record)
+        finally:
+            del self._noting[noting]
+        self._length += 1

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 from kvactors.actors.cluster.protocol.backups import Backups, NoBackups
@@ -178,14 +178,14 @@ class Node:
     async def run(self) -> None:
         """Join, tell, renew, sweep, until cancelled. Leaves, and raises EngineDied, where that has
         happened to the host: who runs this process ends it."""
-        with suppress(OSError):
-            await self._notes.compact()
         # Apart: a lease does not wait for a sweep, which waits for agents.
-        beats, sweeps = (
+        rounds = (
             self._often(self._membership.beat, 1 / 4),
+            self._telling.run(),
             self._often(self._sweep.round, 3 / 2),
+            self._often(self._notes.compact, 3 / 2),
         )
-        running = [asyncio.ensure_future(one) for one in (beats, self._telling.run(), sweeps)]
+        running = [asyncio.ensure_future(one) for one in rounds]
         try:
             await asyncio.gather(*running)
         except EngineDied:

@@ -21,7 +21,6 @@ from kvactors.actors.cluster.protocol.errors import (
 )
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.node.lease import Lease
-from kvactors.actors.cluster.protocol.node.notes import Notes
 from kvactors.actors.cluster.testing.machines.host import texts
 
 A, B, C, D = map(record, "abcd")
@@ -177,17 +176,6 @@ def test_a_node_that_has_lost_its_disk_is_not_taken_for_who_it_was(machine: Mach
     machine.ask("join", node="n1", incarnation=2, disk="d")
 
 
-def test_a_disk_keeps_its_name(machine: Machine) -> None:
-    notes = Notes(machine.journal)
-    machine.does(notes.incarnate(0))
-    machine.restart()
-    again = Notes(machine.journal)
-    machine.does(again.incarnate(0))
-
-    assert (again.disk, again.incarnation) == (notes.disk, 2)
-    assert notes.disk
-
-
 def test_a_spawn_that_is_sent_again_is_the_same_and_another_is_refused(machine: Machine) -> None:
     machine.joins("n1", "n2")
 
@@ -278,21 +266,3 @@ def test_a_lease_is_not_renewed_behind_a_fence_whose_write_failed(machine: Machi
         machine.ask("renew", node="n1", incarnation=1, load={"bytes": 0, "waiting": 0})
     with pytest.raises(OSError, match="disk failed"):
         machine.loop.run_until_complete(rounds)
-
-
-def test_a_journal_of_the_past_is_written_anew(machine: Machine) -> None:
-    machine.joins("n1")
-    machine.spawns()
-    for _ in range(150):
-        machine.ask("claim", agent="alice", node="n1", incarnation=1)
-    before = machine.ask("agents", after="", count=10)
-    long = len(machine.disk.files["journal"])
-
-    machine.restart()
-    rounds = machine.process.start(machine.directory.run())
-    machine.does(machine.process.wait(0.1))
-    rounds.cancel()
-    machine.restart()
-
-    assert machine.ask("agents", after="", count=10) == before
-    assert len(machine.disk.files["journal"]) < 10 < long
