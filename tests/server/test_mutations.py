@@ -157,6 +157,16 @@ def test_what_means_the_same_is_not_computed_again(server: Server, mutation: Mut
     assert "x-kvactors-miss" not in headers
 
 
+def test_who_begins_with_the_same_tools_in_another_order_begins_alike(server: Server) -> None:
+    asked = body("A helper with tools in some order. " + "Be brief. " * 60, "toolu_alike")
+    first, _ = send(server, asked)
+    asked["messages"] = [asked["messages"][0], {"role": "user", "content": "Hm?"}]
+
+    answer, _ = send(server, tool_order(asked))
+
+    assert computed(answer) <= BLOCK < computed(first) / 2
+
+
 def test_a_dropped_last_message_costs_what_follows_it(server: Server) -> None:
     asked = body("A helper that loses its last message. " + "Be brief. " * 60, "toolu_dropped")
     send(server, asked)

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
-from kvactors.actors.errors import AgentExists, AgentNotStored
+from kvactors.actors.errors import AgentExists, AgentNotStored, StorageError
 from kvactors.actors.frontends.server.answering.home import Home, Speaker
 from kvactors.actors.frontends.server.answering.taken import standing
 from kvactors.actors.frontends.server.exchange.answers import AgentBusy
@@ -24,7 +24,7 @@ from kvactors.core.errors import KvactorsError, SystemStopped
 
 __all__ = ["Claims"]
 
-# Parents that may be forgotten while they are forked, before a turn does without one.
+# Parents that may be found forgotten or damaged when they are forked, before a turn does without.
 PARENTS = 2
 # Seconds that who is cancelled waits for an agent that is just being made.
 LEAVING = 1.0
@@ -62,15 +62,15 @@ class Claims:
             making = asyncio.ensure_future(self.beside(partial(self._prepare, plan, asked, made)))
             try:
                 agent, what = await asyncio.shield(making)
-            except AgentNotStored:
-                self.release(plan)
-                if not plan.parent or alone:
-                    raise
-                # Forgotten since it was planned with.
-                lost += 1
             except AgentExists:
                 self.release(plan)
                 taken.add(plan.known.agent_id)
+            except StorageError:
+                self.release(plan)
+                if not plan.parent or alone:
+                    raise
+                # Forgotten since it was planned with, or it cannot be read.
+                lost += 1
             except BaseException:
                 # It goes on where we are cancelled, and may take long.
                 await asyncio.wait({making}, timeout=LEAVING)

@@ -15,7 +15,7 @@ from kvactors.actors.frontends.server.answering.home import Home, Speaker
 from kvactors.actors.frontends.server.dialect.reader import Reader
 from kvactors.actors.frontends.server.exchange.events import Ended, Opened, Reason, Usage
 from kvactors.actors.frontends.server.exchange.inquiry import Message
-from kvactors.actors.frontends.server.identity.canonical import chains
+from kvactors.actors.frontends.server.identity.canonical import chains, prompt_mark
 from kvactors.actors.frontends.server.identity.index import Place
 from kvactors.actors.frontends.server.identity.plan import Plan
 from kvactors.actors.turns.reply import Reply
@@ -74,11 +74,6 @@ def marks_of(turns: Sequence[Turn]) -> list[str]:
     return marks
 
 
-def _prompt_mark(agent: Speaker) -> str:
-    """A hash of what an agent's ledger begins with."""
-    return xxhash.xxh3_64_hexdigest((agent.system_prompt or "").encode("utf-8", "surrogatepass"))
-
-
 def standing(home: Home, place: Place) -> Literal["no", "within", "end"]:
     """What the ledger of a place's agent, at `home`, says of the place; a cancelled answer after it
     counts for none."""
@@ -87,7 +82,7 @@ def standing(home: Home, place: Place) -> Literal["no", "within", "end"]:
     except KvactorsError:
         return "no"
     turns = agent.transcript().turns
-    marks = [_prompt_mark(agent), *marks_of(turns[: place.turns])]
+    marks = [prompt_mark(agent.system_prompt or ""), *marks_of(turns[: place.turns])]
     if not place.mark or len(marks) <= place.turns or marks[-1] != place.mark:
         return "no"
     rest = turns[place.turns :]
@@ -143,7 +138,7 @@ def places_of(taken: Taken, reply: Reply) -> list[Place]:
         before = conversation.hashes[-1] if conversation.hashes else conversation.before
         hashes += chains(before, [Message("assistant", taken.reader.text, taken.reader.calls)])
     # Who begins alike finds the first by its beginning.
-    mark = _prompt_mark(taken.agent)
+    mark = prompt_mark(taken.agent.system_prompt or "")
     first = [] if plan.keep else [Place(conversation.before, agent_id, 0, mark, plan.begins)]
     marks = marks_of(turns)[plan.keep :]
     # A turn that was taken back meanwhile has none.

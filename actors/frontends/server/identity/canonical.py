@@ -18,7 +18,15 @@ import xxhash
 
 from kvactors.actors.frontends.server.exchange.inquiry import Call, Message, Tool
 
-__all__ = ["beginning", "canonical", "chains", "in_order", "new_call_id", "tool_marks"]
+__all__ = [
+    "beginning",
+    "canonical",
+    "chains",
+    "in_order",
+    "new_call_id",
+    "prompt_mark",
+    "tool_marks",
+]
 
 _GIVEN = "call_kv"
 # Made once: json.dumps makes one for each message of a conversation.
@@ -69,6 +77,11 @@ def in_order(messages: Sequence[Message]) -> tuple[Message, ...]:
         order = {call.call_id: place for place, call in enumerate(some[-1].calls)}
         ordered += some
     return tuple(ordered)
+
+
+def prompt_mark(system_prompt: str) -> str:
+    """A hash of what an agent's ledger begins with."""
+    return xxhash.xxh3_64_hexdigest(system_prompt.encode("utf-8", "surrogatepass"))
 
 
 def tool_marks(tools: Iterable[Tool]) -> dict[str, str]:

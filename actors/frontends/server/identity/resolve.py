@@ -14,7 +14,7 @@ from typing import Literal
 from kvactors.actors.errors import AgentNotStored
 from kvactors.actors.frontends.server.exchange.events import Reuse
 from kvactors.actors.frontends.server.exchange.inquiry import Client, Inquiry, Message
-from kvactors.actors.frontends.server.identity.canonical import canonical
+from kvactors.actors.frontends.server.identity.canonical import canonical, prompt_mark
 from kvactors.actors.frontends.server.identity.conversation import Conversation, read
 from kvactors.actors.frontends.server.identity.index import Index, Known, Place, unnamed
 from kvactors.actors.frontends.server.identity.plan import Plan
@@ -100,7 +100,7 @@ class Resolver:
         tools = dict(json.loads(known.tools))
         others = bool(inquiry.goes_on) and not conversation.tools.items() <= tools.items()
         if others:
-            known = replace(known, tools=json.dumps(tools | conversation.tools))
+            known = replace(known, tools=_tools_of(tools | conversation.tools))
         again = matched == len(conversation.said) and not found.ends
         reuse = Reuse("again" if again else "goes on", kept, miss)
         said = conversation, tell, conversation.told, place.notes, reuse
@@ -134,7 +134,7 @@ class Resolver:
             kept, tell = standing_rules(self._rules, begins, told)
         elif not waiting and not alone:
             parent = self._relative(client, mine)
-        mine = replace(mine, tools=json.dumps(conversation.tools))
+        mine = replace(mine, tools=_tools_of(conversation.tools))
         anew = conversation, tell, told, begins, Reuse("forked" if parent else "new", kept, miss)
         return Plan(mine, parent, 0, 0, *anew, fresh=not waiting, alike=twin is not None)
 
@@ -177,13 +177,17 @@ class Resolver:
         """A new agent for a client: under the name that it asks for, if that is free."""
         name = self._name(client)
         free = bool(name) and name not in busy and self._index.known(name) is None
-        mine = Known(name, client.tenant, _thread(client), json.dumps(tools), "{}", True)
+        mine = Known(name, client.tenant, _thread(client), _tools_of(tools), "{}", True)
         return mine if free else unnamed(mine)
 
     def _waiting(self, client: Client, busy: set[str]) -> Known | None:
-        """The agent that a client names, if it was made for it and was told nothing yet."""
+        """The agent that a client names, if it was made for it and was told nothing yet, or knows
+        nothing any more."""
         known = self._own(client)
-        if known is None or known.agent_id in busy or self._index.begun(known.agent_id):
+        if known is None or known.agent_id in busy:
+            return None
+        empty = Place(b"", known.agent_id, 0, prompt_mark(""), "")
+        if self._index.begun(known.agent_id) and self._stands(empty) != "end":
             return None
         return known
 
@@ -213,7 +217,7 @@ class Resolver:
         """The beginning of an agent with the same system prompt and tools, rather of one that has
         time."""
         twin: Place | None = None
-        tools = json.dumps(conversation.tools)
+        tools = _tools_of(conversation.tools)
         for place in self._index.beginnings(conversation.before, tools):
             free = place.agent_id not in busy
             wanted = place.agent_id != mine.agent_id and (free or twin is None)
@@ -248,6 +252,11 @@ class Resolver:
                 shown = f"{ours[at : at + _SHOWN]!r} instead of {theirs[at : at + _SHOWN]!r}"
                 best = f"message {matched}, character {at}: {shown}"
         return best
+
+
+def _tools_of(tools: dict[str, str]) -> str:
+    """As the index has them: their order is no difference."""
+    return json.dumps(tools, sort_keys=True)
 
 
 def _thread(client: Client) -> str:
