@@ -236,3 +236,21 @@ def test_who_is_refused_and_never_ends_is_heard_for_some_seconds(server: Server)
 
         assert rest(connection).startswith(b"HTTP/1.1 413 ")
         assert refused.wait(WAIT)
+
+
+def test_the_headers_behind_a_long_body_are_counted_alone(server: Server) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "a" * 400_000}]}).encode()
+    length = f"Content-Length: {len(body)}\r\n\r\n".encode()
+    with connected(server) as connection:
+        for data in (HEAD.replace(b"chat/completions", b"messages/count_tokens") + length, body):
+            connection.sendall(data)
+        heard = b""
+        while b"error" not in heard and b"input_tokens" not in heard:
+            heard += connection.recv(65536)
+
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        # Who is answered later came later: what was sent has been read.
+        httpx.get(f"{server.url}/health", timeout=WAIT)
+        connection.sendall(b"Connection: close\r\n\r\n")
+
+        assert rest(connection).startswith(b"HTTP/1.1 200")

@@ -102,10 +102,10 @@ class Door(H11Protocol):
     def _wait(self) -> None:
         """Wait for the rest of the headers, or for more of the body."""
         self._wait_no_more()
-        self._came = 0
         self._waits = self.loop.call_later(self._gate.limits.seconds, self._late)
 
     def _wait_no_more(self) -> None:
+        self._came = 0
         if self._waits is not None:
             self._waits.cancel()
             self._waits = None
