@@ -17,6 +17,7 @@ RUN = {"name": "run", "description": "", "parameters": {"type": "object", "prope
 CHAT: dict[str, Any] = {"messages": HELLO, "max_tokens": 4}
 RESPONSE: dict[str, Any] = {"input": "hello", "max_output_tokens": 4}
 MESSAGE: dict[str, Any] = {"messages": HELLO, "max_tokens": 4}
+ANY = {"name": "run", "input_schema": {}}
 SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 
 
@@ -45,6 +46,8 @@ def items(*between: dict[str, Any]) -> list[dict[str, Any]]:
             },
             "tools: custom, tool_choice: custom",
         ),
+        ("chat/completions", CHAT | {"tools": [{"type": ["x"]}]}, "tools: ['x']"),
+        ("chat/completions", CHAT | {"tools": [{"type": {"a": 1}}]}, "tools: {'a': 1}"),
         (
             "responses",
             RESPONSE | {"tools": [{"type": "web_search"}], "tool_choice": "required"},
@@ -105,6 +108,8 @@ def test_what_a_provider_does_itself_is_skipped_and_named(
         ("responses", RESPONSE | {"input": items({"type": "mystery"})}),
         ("messages", MESSAGE | {"messages": blocks({"type": "image", "source": {}})}),
         ("messages", MESSAGE | {"tool_choice": {"type": "any"}}),
+        ("messages", MESSAGE | {"tools": [{"description": "d", "input_schema": {}}]}),
+        ("messages", MESSAGE | {"tools": [ANY], "tool_choice": {"type": "tool"}}),
     ],
 )
 def test_what_nobody_understands_is_refused_as_before(

@@ -2,7 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -80,10 +88,12 @@ def ignored(body: Body, *more: str) -> list[str]:
     return [name for name, value in (body.model_extra or {}).items() if value] + list(more)
 
 
-def meaning(request: Request, body: Body, *, but: tuple[str, ...] = ()) -> str:
+def meaning(
+    request: Request, body: Body, *, but: Collection[str] = ("metadata", "user")
+) -> str:
     """A hash that two requests share which ask the same: of the `request`'s path and API key, and
     of its `body`, fields without meaning (`but`) aside."""
-    content = {k: v for k, v in body.model_dump().items() if k not in ("metadata", "user", *but)}
+    content = {k: v for k, v in body.model_dump().items() if k not in but}
     said = [request.url.path, _tenant(request), _named(request), content]
     return xxhash.xxh3_128_hexdigest(json.dumps(said, sort_keys=True, default=str).encode())
 

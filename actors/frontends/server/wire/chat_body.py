@@ -90,8 +90,8 @@ def inquiry_of(request: Request, body: ChatBody) -> Inquiry:
 
 def skipped(body: ChatBody) -> list[str]:
     """Tools of kinds that are no functions."""
-    kinds = (tool.get("type") for tool in body.tools or () if not _is_function(tool))
-    found = [f"tools: {kind}" for kind in dict.fromkeys(kinds)]
+    kinds = (f"tools: {tool['type']}" for tool in body.tools or () if not _is_function(tool))
+    found = list(dict.fromkeys(kinds))
     choice = body.tool_choice
     if isinstance(choice, dict) and choice.get("type") not in _CHOICES:
         found.append(f"tool_choice: {choice['type']}")

@@ -68,7 +68,7 @@ def inquiry_of(request: Request, body: CountBody) -> Inquiry:
     for index, message in enumerate(body.messages):
         messages += _messages(f"messages.{index}", message)
     tools = tuple(
-        _tool(f"tools.{i}", tool) for i, tool in enumerate(body.tools or ()) if "name" in tool
+        _tool(f"tools.{i}", tool) for i, tool in enumerate(body.tools or ()) if _is_custom(tool)
     )
     sampling, form = Sampling(), None
     if isinstance(body, MessagesBody):
@@ -84,7 +84,7 @@ def inquiry_of(request: Request, body: CountBody) -> Inquiry:
     return Inquiry(
         tuple(messages),
         client_of(request),
-        tuple(tool for tool in tools if tool.name),
+        tools,
         chosen,
         parallel=not choice.get("disable_parallel_tool_use"),
         sampling=sampling,
@@ -181,15 +181,14 @@ def _is_custom(tool: Mapping[str, Any]) -> bool:
 
 
 def _tool(where: str, tool: Mapping[str, Any]) -> Tool:
-    if not _is_custom(tool):
-        return Tool("")
-    if not isinstance(tool["name"], str) or not tool["name"]:
+    name = tool.get("name")
+    if not isinstance(name, str) or not name:
         raise refused(f"{where}.name", "a tool needs a name")
     schema = tool.get("input_schema") or {}
     if not isinstance(schema, dict):
         raise refused(f"{where}.input_schema", "a JSON schema is needed")
     strict = bool(tool.get("strict"))
-    return Tool(tool["name"], str(tool.get("description") or ""), schema, strict)
+    return Tool(name, str(tool.get("description") or ""), schema, strict)
 
 
 def _tool_choice(choice: Mapping[str, Any]) -> ToolChoice:
@@ -202,4 +201,7 @@ def _tool_choice(choice: Mapping[str, Any]) -> ToolChoice:
     kind = choice.get("type", "auto")
     if not isinstance(kind, str) or kind not in modes:
         raise refused("tool_choice.type", f"auto, any, tool or none, not {kind!r}")
-    return ToolChoice(modes[kind], str(choice.get("name", "")) if kind == "tool" else "")
+    name = choice.get("name", "") if kind == "tool" else ""
+    if not isinstance(name, str) or bool(name) != (kind == "tool"):
+        raise refused("tool_choice.name", f"the name of a tool, not {name!r}")
+    return ToolChoice(modes[kind], name)

@@ -61,7 +61,9 @@ def responses_routes(
         model = named.check(body.model)
         past = await _past(request, body, store)
         asked = body
-        key = await beside(request, lambda: meaning(request, asked, but=("client_metadata",)))
+        # Its metadata is kept with it.
+        but = ("client_metadata", "user")
+        key = await beside(request, lambda: meaning(request, asked, but=but))
         body = await followed(body, client_of(request).tenant, store)
         answer = await _opened(answers, request, body, past, key)
         keep = _keeper(request, body, past, answer, store)
