@@ -46,7 +46,7 @@ def strip(text: str, rules: Iterable[Rule]) -> Stripped:
             continue
 
         def taken(match: re.Match[str], rule: Rule = rule) -> str:
-            value = match[1] if match.re.groups else match[0]
+            value = (match[1] or "") if match.re.groups else match[0]
             values.setdefault(rule.name, []).append(value)
             return f"\0{rule.name}\0"
 
@@ -83,9 +83,16 @@ def _rule(entry: Any, where: str) -> Rule:
         raise InvalidConfig(f'{where}: action is "ignore" or "note", not {entry["action"]!r}')
     try:
         pattern = re.compile(entry["pattern"], re.MULTILINE)
-    except re.error as error:
+    except (re.error, TypeError) as error:
         raise InvalidConfig(f"{where}: {entry['pattern']!r} is no pattern: {error}") from error
-    return Rule(str(entry["name"]), pattern, entry["action"], str(entry.get("tell", "{}")))
+    tell = str(entry.get("tell", "{}"))
+    try:
+        tell.format("")
+    except (LookupError, ValueError, AttributeError) as error:
+        raise InvalidConfig(
+            f"{where}: tell has {{}} once where the value goes, other braces twice: {tell!r}"
+        ) from error
+    return Rule(str(entry["name"]), pattern, entry["action"], tell)
 
 
 def standing_rules(rules: Sequence[Rule], told: str, says: str) -> tuple[tuple[str, ...], str]:

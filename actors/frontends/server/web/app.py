@@ -3,6 +3,7 @@
 import logging
 import sqlite3
 from collections.abc import Callable, Collection
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -50,12 +51,15 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def make_app(
     service: Service,
     named: Named,
-    gate: Gate = Gate(hosts=frozenset(LOOPBACK)),  # noqa: B008 - frozen
+    gate: Gate,
+    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
 ) -> FastAPI:
     """The ASGI application over a `service` of the models `named`, for whom the `gate` lets
-    pass."""
+    pass; `lifespan` is what it does by itself."""
     # FastAPI's own page of the interface takes its script from another host.
-    app = FastAPIOffline("/docs", None, title="kvactors", static_url="/docs-static")
+    app = FastAPIOffline(
+        "/docs", None, title="kvactors", static_url="/docs-static", lifespan=lifespan
+    )
     app.include_router(chat_routes(service, named))
     app.include_router(completion_routes(Completions(service), named))
     index = service.index

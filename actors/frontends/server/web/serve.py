@@ -3,12 +3,15 @@
 import asyncio
 import socket
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import uvicorn
+from fastapi import FastAPI
 
 from kvactors.actors.frontends.server.answering.expiry import keep_expiring
 from kvactors.actors.frontends.server.answering.home import Home
@@ -29,7 +32,7 @@ class Server:
     """A server of one running `system`, or of a cluster's front, as `settings` say, its index in
     the file `index`; `listening` is the port, where that is taken already. Any thread.
 
-    `app` is the ASGI application, to mount it elsewhere: its lifespan must run then.
+    `app` is the ASGI application, to run it or mount it elsewhere: then its lifespan must run.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class Server:
         self.service = Service(system, kept, settings.rules, most=settings.most)
         gate = settings.gate()
         named = Named(system.info.name, settings.aliases, any_=settings.any_model)
-        self.app = make_app(self.service, named, gate)
+        self.app = make_app(self.service, named, gate, self._alive)
         self._listening = listening
         self._server = uvicorn.Server(connections(self.app, gate, settings.grace))
         self._ready = threading.Event()
@@ -82,7 +85,8 @@ class Server:
         # At once: streams that have no end of their own would hold it up.
         self.service.claims.closing = True
         self._server.should_exit = True
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -110,6 +114,11 @@ class Server:
         while not (self._server.started or running.done()):
             await asyncio.sleep(0.005)
         self._ready.set()
+        await running
+
+    @asynccontextmanager
+    async def _alive(self, _: FastAPI) -> AsyncIterator[None]:
+        """What the application does by itself, and its end."""
         settings, home = self.settings, self.service.system
         # Nodes of a cluster see to their own memory.
         leave = partial(home.deactivate, timeout=1.0) if isinstance(home, AgentSystem) else None
@@ -118,9 +127,11 @@ class Server:
                 self.service, self._root, settings.keep_seconds, settings.keep_bytes, leave
             )
         )
-        await running
-        expiring.cancel()
-        await self.service.close(self.settings.grace)
+        try:
+            yield
+        finally:
+            expiring.cancel()
+            await self.service.close(settings.grace)
 
 
 def serve(system: Home, *, index: Path | None = None, **settings: Any) -> Server:

@@ -1,5 +1,6 @@
 """Settings of a server, checked before anything is loaded."""
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ __all__ = ["Settings"]
 
 # Seconds for running turns to finish, once it is told to stop.
 GRACE = 30.0
+# As a browser says it.
+_ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://[^/?#@*\sA-Z]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,12 @@ class Settings:
             raise InvalidConfig(
                 f"{self.host} can be reached by others: give --api-key-file, or listen on 127.0.0.1"
             )
+        for origin in self.origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise InvalidConfig(
+                    f"{origin!r} is no origin: write each site as browsers do, "
+                    "https://name or https://name:port, in lower case and without a path"
+                )
 
     def gate(self) -> Gate:
         """Who may pass."""

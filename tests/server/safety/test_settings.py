@@ -1,0 +1,53 @@
+"""Settings that cannot work are refused before anything is loaded."""
+
+from pathlib import Path
+
+import pytest
+
+from kvactors.actors.frontends.server.identity.rules import read_rules, strip
+from kvactors.actors.frontends.server.web.settings import Settings
+from kvactors.core.errors import InvalidConfig
+
+
+@pytest.mark.parametrize(
+    "origin", ["*", "a.b", "https://*.a.b", "https://a.b/", "https://A.b", "https://", ""]
+)
+def test_what_no_browser_sends_is_no_origin(origin: str) -> None:
+    with pytest.raises(InvalidConfig, match=r"is no origin: write each site as browsers do"):
+        Settings(origins=(origin,))
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://a.b", "http://localhost:3000", "chrome-extension://abc", "null"]
+)
+def test_what_a_browser_sends_is_one(origin: str) -> None:
+    assert Settings(origins=(origin,)).gate().origins == {origin}
+
+
+def rules(path: Path, pattern: str, tell: str = "{}") -> Path:
+    path.write_text(
+        f"[[rule]]\nname = 'star'\npattern = '{pattern}'\naction = 'note'\ntell = '{tell}'\n",
+        encoding="utf-8",
+    )
+    return path
+
+
+@pytest.mark.parametrize("tell", ['{"moon": "{}"}', "{", "{} and {}", "{name}", "{0.real}"])
+def test_a_rule_that_could_not_tell_its_value_is_refused(tmp_path: Path, tell: str) -> None:
+    with pytest.raises(InvalidConfig, match=r"rule 1: tell has \{\} once"):
+        read_rules(rules(tmp_path / "rules.toml", "Moon: (.*)", tell))
+
+
+def test_a_pattern_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = rules(tmp_path / "rules.toml", "x")
+    path.write_text(path.read_text(encoding="utf-8").replace("'x'", "5"), encoding="utf-8")
+
+    with pytest.raises(InvalidConfig, match="5 is no pattern"):
+        read_rules(path)
+
+
+def test_a_value_that_is_not_there_is_none(tmp_path: Path) -> None:
+    found = read_rules(rules(tmp_path / "rules.toml", r"^Star:(?: (\S+))?$", "It is {{}} {}."))
+
+    assert strip("Star:\nrest", found).values == {"star": ""}
+    assert found[0].tell.format("x") == "It is {} x."
