@@ -34,11 +34,11 @@ BODIES: dict[str, dict[str, Any]] = {
         "tool_choice": {"type": "function", "function": {"name": "f"}},
         "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}},
         "stream_options": {"include_usage": True},
-        "stop": ["x"], "n": 1, "seed": 1, "logprobs": True, "top_logprobs": 1, "max_tokens": 2,
+        "stop": ["x"], "n": 1, "seed": 1, "logprobs": True, "top_logprobs": 1, "max_tokens": 100,
         "prompt_cache_key": "k", "metadata": {"a": "b"}, "user": "u",
     },
     "/v1/messages": {
-        "model": "m", "max_tokens": 2, "system": [{"type": "text", "text": "be"}],
+        "model": "m", "max_tokens": 12, "system": [{"type": "text", "text": "be"}],
         "messages": [
             {"role": "user", "content": "hi"},
             {"role": "assistant", "content": [
@@ -55,7 +55,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
     },
     "/v1/responses": {
-        "instructions": "be", "max_output_tokens": 2, "store": True, "include": ["x"],
+        "instructions": "be", "max_output_tokens": 12, "store": True, "include": ["x"],
         "input": [
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
             {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "h"}]},
@@ -106,6 +106,13 @@ def mutated(body: dict[str, Any], random: Random) -> dict[str, Any]:
     else:
         within[last] = copy.deepcopy(random.choice(ODD))
     return body
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_body_without_an_odd_place_is_answered(server: Server, path: str) -> None:
+    answer = httpx.post(f"{server.url}{path}", json=BODIES[path], timeout=WAIT)
+
+    assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("path", BODIES)
