@@ -31,6 +31,7 @@ __all__ = [
     "Side",
     "Sides",
     "checked_patterns",
+    "in_turn",
     "run",
 ]
 
@@ -56,6 +57,12 @@ class Side(NamedTuple):
 
 Measure = Callable[[], Side]
 Sides = tuple[Measure, Measure]
+
+
+def in_turn(ask: Callable[[int], Side]) -> Measure:
+    """Asks of another seed each time, the same ones for both sides: nothing is said twice."""
+    seeds = iter(range(1000))
+    return lambda: ask(next(seeds))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from kvactors.actors import AgentSystem, DraftModel, Sampling
 from kvactors.bench.peer_process import in_its_own_process
-from kvactors.bench.regime import Regime, Side, Sides
+from kvactors.bench.regime import Regime, Side, Sides, in_turn
 from kvactors.bench.setup import Setup
 from kvactors.core.model.options import DEFAULT_MODEL, DRAFT_MODEL
 from kvactors.core.model.worlds.world import World, make_world
@@ -59,12 +59,6 @@ def _asked(setup: Setup, system: AgentSystem, seed: int) -> Side:
     return Side(len(tokens) / seconds, tokens)
 
 
-def _in_turn(ask: Callable[[int], Side]) -> Callable[[], Side]:
-    """Asks of another seed each time: nothing is said twice."""
-    seeds = iter(range(1000))
-    return lambda: ask(next(seeds))
-
-
 @contextmanager
 def _drafted(setup: Setup) -> Iterator[Sides]:
     """Tokens a second of one agent of the default model, asked about its facts, turn by turn, the
@@ -76,8 +70,8 @@ def _drafted(setup: Setup) -> Iterator[Sides]:
         _asked(setup, ours, 1000)
         _asked(setup, theirs, 1000)
         yield (
-            _in_turn(lambda seed: _asked(setup, ours, seed)),
-            _in_turn(lambda seed: _asked(setup, theirs, seed)),
+            in_turn(lambda seed: _asked(setup, ours, seed)),
+            in_turn(lambda seed: _asked(setup, theirs, seed)),
         )
 
 
@@ -168,7 +162,7 @@ def _against_peer(setup: Setup) -> Iterator[Sides]:
 
         _asked(setup, ours, 1000)
         theirs(1000)
-        yield _in_turn(lambda seed: _asked(setup, ours, seed)), _in_turn(theirs)
+        yield in_turn(lambda seed: _asked(setup, ours, seed)), in_turn(theirs)
 
 
 def _regime(

@@ -15,7 +15,7 @@ import numpy as np
 import kvactors.bench.regime as regimes
 import kvactors.core.engine.engine as code
 from kvactors.actors import AgentSystem, Sampling
-from kvactors.bench.regime import Regime, Side, Sides
+from kvactors.bench.regime import Regime, Side, Sides, in_turn
 from kvactors.bench.setup import Setup
 from kvactors.core.engine.engine import Engine, EngineConfig
 from kvactors.core.model.options import DEFAULT_MODEL
@@ -170,37 +170,41 @@ def _against_plain(
 def _worlds(rows: int) -> Callable[[Setup], AbstractContextManager[Sides]]:
     """What a regime measures: agents of the default model that are asked about their worlds."""
 
+    def asked(setup: Setup, system: AgentSystem, seed: int) -> Side:
+        rng = np.random.default_rng([11, seed])
+        worlds = [make_world(rng, facts=FACTS, names="seen") for _ in range(rows)]
+        agents = [system.spawn(f"{number}") for number in range(rows)]
+        for agent, world in zip(agents, worlds, strict=True):
+            agent.observe(" ".join(world.turns)).get()
+        begin, tokens = perf_counter(), list[int]()
+        for fact in range(max(2, FACTS // setup.scale.fewer)):
+            futures = [
+                agent.ask(world.facts[fact].question)
+                for agent, world in zip(agents, worlds, strict=True)
+            ]
+            tokens += [token for future in futures for token in future.get().token_ids]
+        seconds = perf_counter() - begin
+        for agent in agents:
+            system.forget(agent.agent_id)
+        return Side(len(tokens) / seconds, tokens)
+
     @contextmanager
     def measured(setup: Setup) -> Iterator[Sides]:
-        rng = np.random.default_rng(11)
-        worlds = [make_world(rng, facts=FACTS, names="seen") for _ in range(rows)]
-
-        def asked(system: AgentSystem) -> Side:
-            agents = [system.spawn(f"{number}") for number in range(rows)]
-            for agent, world in zip(agents, worlds, strict=True):
-                agent.observe(" ".join(world.turns)).get()
-            begin, tokens = perf_counter(), list[int]()
-            for fact in range(max(2, FACTS // setup.scale.fewer)):
-                futures = [
-                    agent.ask(world.facts[fact].question)
-                    for agent, world in zip(agents, worlds, strict=True)
-                ]
-                tokens += [token for future in futures for token in future.get().token_ids]
-            seconds = perf_counter() - begin
-            for agent in agents:
-                system.forget(agent.agent_id)
-            return Side(len(tokens) / seconds, tokens)
-
         with (
             AgentSystem(store=False) as ours,
             AgentSystem(store=False, speculation="off") as theirs,
         ):
-            asked(ours)
-            yield lambda: asked(ours), lambda: asked(theirs)
+            asked(setup, ours, 1000)
+            asked(setup, theirs, 1000)
+            yield (
+                in_turn(lambda seed: asked(setup, ours, seed)),
+                in_turn(lambda seed: asked(setup, theirs, seed)),
+            )
 
     measured.__doc__ = (
         f"Tokens a second of {rows} agents of the default model, each asked about its own facts, "
-        "turn by turn, the prompts' prefills included, with speculation against without."
+        "others in each run, turn by turn, the prompts' prefills included, with speculation "
+        "against without."
     )
     return measured
 

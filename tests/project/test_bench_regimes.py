@@ -9,7 +9,7 @@ from bench_models import echoing_peer, endless_grid, failing_peer
 from kvactors.bench.peer_process import PeerFailed, in_its_own_process
 from kvactors.bench.regime import NOTHING_DECODED, Regime, run
 from kvactors.bench.setup import Scale, Setup
-from kvactors.bench.table.suite import REGIMES
+from kvactors.bench.table.suite import REGIMES, choose
 
 TINY = Scale(runs=2, shrink=1024, fewer=16, decoded=3)
 # Codes there, and a grammar that rules tokens out, change tokens wherever sums are exact.
@@ -41,6 +41,19 @@ def test_both_sides_decode_the_same_tokens_where_sums_are_exact_and_kv_is_float(
     # How long anything takes at this size says nothing.
     assert (outcome.cannot, outcome.invalid) == ("", "")
     assert len(outcome.pairs) == (regime.runs or TINY.runs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["guess-worlds-1", "draft-answers"])
+def test_both_sides_are_asked_in_each_run_what_nobody_was_asked_before(name: str) -> None:
+    [regime] = choose([f"^{name}$"])
+
+    with regime.measure(Setup(TINY, endless_grid, kv_bits=None)) as (ours, theirs):
+        said = [ours().tokens for _ in range(2)]
+        others = [theirs().tokens for _ in range(2)]
+
+    assert said[0] != said[1]
+    assert others == said
 
 
 @pytest.mark.slow
