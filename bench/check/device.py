@@ -1,8 +1,10 @@
 """The device's arithmetic: its quantized products, and one step against mlx-lm's own caches."""
 
+import logging
 import math
 import time
 from itertools import product
+from pathlib import Path
 
 import mlx.core as mx
 
@@ -15,9 +17,15 @@ from kvactors.core.cache.spec import LayerSpec, choose_group_size
 from kvactors.core.model.device_probe import PRODUCT_TOLERANCE, product_errors
 from kvactors.core.model.load import load_model
 from kvactors.core.model.options import ModelOptions
+from kvactors.core.quant.device import on_cpu
 from kvactors.core.testing.one_step import one_step
 
-__all__ = ["arithmetic", "products"]
+__all__ = ["advise", "arithmetic", "products"]
+
+logger = logging.getLogger(__name__)
+
+# What NVIDIA's driver makes on Linux.
+NVIDIA = (Path("/dev/nvidia0"), Path("/proc/driver/nvidia"))
 
 # Heads of models that people run. Kernels differ by these, by bits and by the dtype of scales.
 HEAD_DIMS = (64, 96, 128, 192, 256)
@@ -31,6 +39,15 @@ SHOWN = 6
 # Of the logits' deviation, in float32 [design, Exactness].
 LIMIT = 1e-4
 MODES: tuple[AttentionMode, ...] = ("auto", "packed", "dequantize")
+
+
+def advise() -> None:
+    """Say what to do, if the CPU is checked beside an NVIDIA GPU."""
+    if on_cpu() and any(path.exists() for path in NVIDIA):
+        logger.warning(
+            "there is an NVIDIA GPU, and what was checked is the CPU: install kvactors[cuda13], or "
+            "in a clone: uv run --no-dev --extra cuda13 kvactors check"
+        )
 
 
 def products() -> Answer:

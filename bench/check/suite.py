@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from kvactors.bench.check import exactness
 from kvactors.bench.check.conversations import Heard, converse
-from kvactors.bench.check.device import arithmetic, products
+from kvactors.bench.check.device import advise, arithmetic, products
 from kvactors.bench.check.figures import LINES, SMALL, figure, line
 from kvactors.bench.check.finding import Answer, Finding, look
 from kvactors.bench.check.kinds import KINDS, Kind
@@ -42,6 +42,7 @@ def run_checks(only: Sequence[str] = ()) -> Iterator[Finding]:
 
 
 def _run(chosen: set[str], end: float) -> Iterator[Finding]:
+    advise()
     if PRODUCTS in chosen:
         yield look(PRODUCTS, products)
     for kind in KINDS:

@@ -1,6 +1,5 @@
 """`kvactors check`: it passes on this machine, and a bug fails it with the line that names it."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -56,28 +55,6 @@ def test_here_everything_holds_and_the_report_says_on_what() -> None:
     assert verdicts(text) == {f"{kind}: {name}": "held" for kind in kinds for name in checks}
     assert all(f"\n{name} " in f"\n{text}" for name in ("device", "mlx", "mlx_lm", "kvactors"))
     assert "15 held;" in text
-
-
-def test_the_report_as_json_has_the_numbers() -> None:
-    status, text = check("--only", "products", "--only", "kv-bytes", "--json")
-
-    found = json.loads(text)
-    assert status == 0
-    assert {"device", "mlx", "mlx_lm", "kvactors", "seconds"} <= set(found)
-    assert (found["violated"], found["warnings"]) == ([], [])
-    products, line = found["checks"]
-    assert (products["name"], products["verdict"]) == ("quantized products", "held")
-    assert 0 < products["numbers"]["worst"] < 1e-3
-    assert products["numbers"]["shapes"] > 100
-    assert line["verdict"] == "measured"
-    assert line["numbers"]["ratio"] == pytest.approx(0.28125, abs=0.01)
-
-
-def test_a_name_that_no_check_has_is_refused_with_those_that_there_are() -> None:
-    status, text = check("--only", "nonsense")
-
-    assert status == 2
-    assert "no check is called nonsense: there are quantized products, full attention" in text
 
 
 @bug(kv_layer.KVLayer, "offset")

@@ -1,0 +1,66 @@
+"""The report of `kvactors check`: whose lines are in it, its numbers, and what it warns of."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from seeded import bug, seeded
+from typer.testing import CliRunner
+
+from kvactors.actors.frontends.cli.app import app
+from kvactors.bench.check import device
+from kvactors.core.quant.device import on_cpu
+
+README = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+
+
+def check(*options: str) -> tuple[int, str]:
+    """Status and output of the command."""
+    result = CliRunner().invoke(app, ["check", *options])
+    return result.exit_code, result.stdout or result.stderr
+
+
+@bug(device, "NVIDIA")
+def no_driver_is_there(true: Any) -> tuple[Path, ...]:
+    return ()
+
+
+@bug(device, "NVIDIA")
+def a_driver_is_there(true: Any) -> tuple[Path, ...]:
+    return (Path(__file__),)
+
+
+@pytest.mark.slow
+def test_the_report_as_json_has_the_numbers() -> None:
+    with seeded(no_driver_is_there):
+        status, text = check("--only", "products", "--only", "kv-bytes", "--json")
+
+    found = json.loads(text)
+    assert status == 0
+    assert {"device", "mlx", "mlx_lm", "kvactors", "seconds"} <= set(found)
+    assert (found["violated"], found["warnings"]) == ([], [])
+    products, line = found["checks"]
+    assert (products["name"], products["verdict"]) == ("quantized products", "held")
+    assert 0 < products["numbers"]["worst"] < 1e-3
+    assert products["numbers"]["shapes"] > 100
+    assert line["verdict"] == "measured"
+    assert line["numbers"]["ratio"] == pytest.approx(0.28125, abs=0.01)
+
+
+@pytest.mark.skipif(not on_cpu(), reason="MLX computes on a GPU")
+def test_a_cpu_that_is_checked_beside_a_gpu_is_warned_of_with_the_readme_s_command() -> None:
+    with seeded(a_driver_is_there):
+        status, text = check("--only", "kv-bytes")
+
+    (warning,) = (line for line in text.splitlines() if line.startswith("warning: "))
+    command = warning.rsplit(": ", 1)[1]
+    assert status == 0
+    assert f"\n{command}  #" in README
+
+
+def test_a_name_that_no_check_has_is_refused_with_those_that_there_are() -> None:
+    status, text = check("--only", "nonsense")
+
+    assert status == 2
+    assert "no check is called nonsense: there are quantized products, full attention" in text
