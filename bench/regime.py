@@ -30,8 +30,8 @@ __all__ = [
     "Regime",
     "Side",
     "Sides",
-    "checked_patterns",
     "in_turn",
+    "matching",
     "run",
 ]
 
@@ -253,12 +253,18 @@ def _wrong(regime: Regime, ours: Side, theirs: Side) -> str:
     return "" if list(ours.tokens) == list(theirs.tokens) else "the tokens of both sides differ"
 
 
-def checked_patterns(only: Sequence[str]) -> Sequence[str]:
-    """These names of what is to be measured: regular expressions. Raises InvalidConfig for
-    one that is none."""
+def matching(names: Sequence[str], only: Sequence[str], what: str) -> list[str]:
+    """Those of `names` in which one of `only` stands, or which it matches as a regular expression;
+    all where there is none. Raises InvalidConfig, with `what` they are the names of, for one that
+    is neither in a name nor a pattern of any."""
     for pattern in only:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise InvalidConfig(f"--only: {pattern!r} is no regular expression: {error}") from error
-    return only
+        if not any(_matches(pattern, name) for name in names):
+            raise InvalidConfig(f"no {what} is called {pattern}: there are {', '.join(names)}")
+    return [name for name in names if not only or any(_matches(each, name) for each in only)]
+
+
+def _matches(pattern: str, name: str) -> bool:
+    try:
+        return pattern in name or bool(re.search(pattern, name))
+    except re.error as error:
+        raise InvalidConfig(f"--only: {pattern!r} is no regular expression: {error}") from error

@@ -1,6 +1,5 @@
 """`kvactors check`: every check in its order, within its time."""
 
-import re
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -13,9 +12,8 @@ from kvactors.bench.check.device import advise, arithmetic, products
 from kvactors.bench.check.figures import LINES, SMALL, figure, line
 from kvactors.bench.check.finding import Answer, Finding, look
 from kvactors.bench.check.kinds import KINDS, Kind
-from kvactors.bench.regime import checked_patterns
+from kvactors.bench.regime import matching
 from kvactors.bench.setup import Setup
-from kvactors.core.errors import InvalidConfig
 from kvactors.core.quant.device import on_cpu
 
 __all__ = ["SECONDS", "run_checks"]
@@ -31,13 +29,9 @@ LONGER = 2
 def run_checks(only: Sequence[str] = ()) -> Iterator[Finding]:
     """What is found of the device's products, of each kind of layer and of the speed, one after the
     other; where names are given, of what matches one of `only` (regular expressions). What is not
-    begun in time is skipped, and says so. Raises InvalidConfig where no name matches."""
-    names, only = [PRODUCTS, *(kind.name for kind in KINDS), *LINES], checked_patterns(only)
-    chosen = {
-        name for name in names if not only or any(re.search(pattern, name) for pattern in only)
-    }
-    if not chosen:
-        raise InvalidConfig(f"no check is called {', '.join(only)}: there are {', '.join(names)}")
+    begun in time is skipped, and says so. Raises InvalidConfig for one that matches no name."""
+    names = [PRODUCTS, *(kind.name for kind in KINDS), *LINES]
+    chosen = set(matching(names, only, "check"))
     return _run(chosen, time.perf_counter() + SECONDS)
 
 

@@ -1,13 +1,12 @@
 """`kvactors bench`: runs the regimes, prints one table, and plots what it found."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from kvactors.bench.cluster import crossing, directory, joining, several
 from kvactors.bench.random_model import DESCRIPTION, random_llama
-from kvactors.bench.regime import Outcome, Regime, checked_patterns, run
+from kvactors.bench.regime import Outcome, Regime, matching, run
 from kvactors.bench.report import print_table
 from kvactors.bench.serve import speed, traces
 from kvactors.bench.setup import Scale, Setup, endless
@@ -24,7 +23,6 @@ from kvactors.bench.table import (
 from kvactors.bench.table.bounds import decode_bound, measure_rates, prefill_bound
 from kvactors.bench.table.figures import Figures, draw
 from kvactors.bench.table.growth import grow
-from kvactors.core.errors import InvalidConfig
 
 __all__ = ["REGIMES", "choose", "run_suite"]
 
@@ -96,15 +94,8 @@ def run_suite(
 def choose(only: Sequence[str]) -> list[Regime]:
     """The regimes whose names match one of these patterns; all where there is none. Raises
     InvalidConfig where a pattern matches no name, or is none."""
-    for pattern in checked_patterns(only):
-        if not any(re.search(pattern, regime.name) for regime in REGIMES):
-            names = ", ".join(regime.name for regime in REGIMES)
-            raise InvalidConfig(f"no regime is called {pattern}; there are {names}")
-    return [
-        regime
-        for regime in REGIMES
-        if not only or any(re.search(pattern, regime.name) for pattern in only)
-    ]
+    names = matching([regime.name for regime in REGIMES], only, "regime")
+    return [regime for regime in REGIMES if regime.name in names]
 
 
 def _title(model: str, scale: Scale) -> str:

@@ -124,8 +124,8 @@ bench/table: actors actors/runtime bench bench/cluster bench/micro bench/serve b
     core/arena core/engine core/errors core/model core/schedule core/testing core/trace persistence
 bench/experiments: actors actors/scenarios actors/scenarios/journal bench bench/quality bench/table
     core/blas core/conversation core/model core/model/worlds core/testing
-bench/check: actors bench bench/table core/arena core/attention core/cache core/engine core/errors
-    core/model core/quant core/testing
+bench/check: actors bench bench/table core/arena core/attention core/cache core/engine core/model
+    core/quant core/testing
 actors/frontends/demo: actors/system actors/turns core/blas core/model/worlds core/schedule
     persistence/files
 actors/frontends/console: core/errors persistence/files

@@ -21,8 +21,8 @@ def run_bench(
     json: Path | None,
 ) -> None:
     """Measure and print: on this `model`, short (`quick`) or with growth too (`full`), `only` these
-    regimes, with pictures in `plot` and results in the file `json`. Raises InvalidConfig where no
-    regime is left to run."""
+    regimes, with pictures in `plot` and results in the file `json`. Raises InvalidConfig for a
+    name that no regime has."""
     if quick and full:
         raise InvalidConfig("--quick and --full exclude each other")
     from kvactors.bench.setup import FULL, QUICK, TABLE
@@ -34,7 +34,7 @@ def run_bench(
 
 def run_check(only: Sequence[str], *, as_json: bool) -> bool:
     """Check this machine, or `only` what has such names, and print a report; whether nothing was
-    violated. Raises InvalidConfig where no check is left to run."""
+    violated. Raises InvalidConfig for a name that no check has."""
     from kvactors.core import blas
 
     # A device's driver may end the process: then the last line says where.

@@ -10,6 +10,9 @@ from typer.testing import CliRunner
 
 from kvactors.actors.frontends.cli.app import app
 from kvactors.bench.check import device
+from kvactors.bench.check.figures import LINES
+from kvactors.bench.check.kinds import KINDS
+from kvactors.bench.regime import matching
 from kvactors.core.quant.device import on_cpu
 
 README = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
@@ -59,8 +62,26 @@ def test_a_cpu_that_is_checked_beside_a_gpu_is_warned_of_with_the_readme_s_comma
     assert f"\n{command}  #" in README
 
 
-def test_a_name_that_no_check_has_is_refused_with_those_that_there_are() -> None:
-    status, text = check("--only", "nonsense")
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["nonsense"], "no check is called nonsense: there are quantized products, full attention"),
+        (["full", "nonsense"], "no check is called nonsense: there are"),
+        (["latent (MLA"], "'latent (MLA' is no regular expression: "),
+    ],
+)
+def test_each_name_that_no_check_has_is_refused_with_those_that_there_are(
+    names: list[str], told: str
+) -> None:
+    status, text = check(*(word for name in names for word in ("--only", name)))
 
     assert status == 2
-    assert "no check is called nonsense: there are quantized products, full attention" in text
+    assert told in text
+
+
+def test_a_name_is_taken_as_the_report_has_it_and_as_a_pattern() -> None:
+    names = [*(kind.name for kind in KINDS), *LINES]
+
+    assert [matching(names, [name], "check") for name in names] == [[name] for name in names]
+    assert matching(names, ["^latent|bytes"], "check") == ["latent (MLA)", "kv-bytes-per-token"]
+    assert matching(names, [], "check") == names
