@@ -58,8 +58,8 @@ def run_suite(
     growth: bool = False,
 ) -> list[Outcome]:
     """Measure the regimes whose names match one of `only` (regular expressions) and nothing else;
-    or what the machine does, all regimes, and how things grow, if asked to; at this `scale`.
-    Ctrl-C ends it early, with what was measured.
+    or what the machine does, all regimes, and how things grow, if asked to; at this `scale`. What
+    ends it early, such as Ctrl-C, is raised behind the table of what was measured.
 
     `model` None is the random llama of `kvactors.bench.random_model`. Writes `regimes.png` and
     `growth.png` into `plot`, and one JSON object into `json`, where rows that are not measured stay
@@ -71,20 +71,16 @@ def run_suite(
     figures = Figures(json, model or DESCRIPTION, scale)
     if not only:
         figures.keep(bounds=_bounds(setup))
-    outcomes = []
+    outcomes: list[Outcome] = []
     try:
         for regime in chosen:
             print(f"{regime.name}: {regime.described}", flush=True)
             outcomes.append(run(regime, setup))
             print("  " + "  ".join(outcomes[-1].row()[1:]), flush=True)
             figures.keep_row(outcomes[-1].as_json(), [each.name for each in REGIMES])
-    except KeyboardInterrupt:
-        growth = False
-        print("stopped: what was measured before follows", flush=True)
-    print_table(_title(model or DESCRIPTION, scale), COLUMNS, [each.row() for each in outcomes])
-    if plot is not None:
-        plot.mkdir(parents=True, exist_ok=True)
-        draw([outcome.as_json() for outcome in outcomes], plot / "regimes.png")
+    finally:
+        if outcomes:
+            _show(outcomes, _title(model or DESCRIPTION, scale), plot)
     if growth:
         curves = grow(setup, model or DESCRIPTION, plot and plot / "growth.png")
         figures.keep(growth=[curve.as_json() for curve in curves])
@@ -96,6 +92,14 @@ def choose(only: Sequence[str]) -> list[Regime]:
     InvalidConfig where a pattern matches no name, or is none."""
     names = matching([regime.name for regime in REGIMES], only, "regime")
     return [regime for regime in REGIMES if regime.name in names]
+
+
+def _show(outcomes: Sequence[Outcome], title: str, plot: Path | None) -> None:
+    """The table below its `title`, and its picture in the folder `plot` if there is one."""
+    print_table(title, COLUMNS, [each.row() for each in outcomes])
+    if plot is not None:
+        plot.mkdir(parents=True, exist_ok=True)
+        draw([outcome.as_json() for outcome in outcomes], plot / "regimes.png")
 
 
 def _title(model: str, scale: Scale) -> str:

@@ -12,13 +12,17 @@ from subprocess import run as run_process
 from typing import Any, Literal
 
 import pytest
+from children import run_child
+from seeded import bug, seeded
+from typer.testing import CliRunner
 
+from kvactors.actors.frontends.cli.app import app
 from kvactors.bench.check.suite import run_checks
-from kvactors.bench.regime import CannotRun, Regime, Side, Sides, run
+from kvactors.bench.regime import CannotRun, Outcome, Regime, Side, Sides, run
 from kvactors.bench.report import origin
-from kvactors.bench.setup import QUICK, TABLE, Setup
+from kvactors.bench.setup import QUICK, Setup
+from kvactors.bench.table import suite
 from kvactors.bench.table.curves import CURVES, Curve
-from kvactors.bench.table.figures import Figures
 from kvactors.bench.table.figures import draw as draw_ratios
 from kvactors.bench.table.growth import Growth, draw
 from kvactors.bench.table.suite import REGIMES, run_suite
@@ -244,23 +248,40 @@ def test_one_regime_is_measured_and_nothing_else(
     assert "What this machine does" not in capsys.readouterr().out
 
 
-def test_a_row_is_replaced_and_the_others_stay_in_the_order_of_the_table(tmp_path: Path) -> None:
-    path = tmp_path / "found.json"
-    for name, value in (("b", 1), ("a", 2), ("b", 3), ("gone", 4)):
-        Figures(path, "model", QUICK).keep_row({"name": name, "value": value}, ["a", "b"])
+@pytest.mark.parametrize(("stopped", "status"), [(KeyboardInterrupt, 130), (OSError, 2)])
+def test_what_ends_it_early_leaves_the_table_of_what_was_measured(
+    stopped: type[BaseException], status: int
+) -> None:
+    @bug(suite, "run")
+    def the_second_regime_is_the_last(true: Any) -> Any:
+        def measure(regime: Regime, setup: Setup) -> Outcome:
+            if regime.name == "tell-rate":
+                raise stopped
+            return true(regime, setup)  # type: ignore[no-any-return]
 
-    rows = json.loads(path.read_text())["rows"]
+        return measure
 
-    assert rows == [{"name": "a", "value": 2}, {"name": "b", "value": 3}]
+    names = ["--only", "kv-bytes-per-token", "--only", "tell-rate"]
+    with seeded(the_second_regime_is_the_last):
+        ended = CliRunner().invoke(app, ["bench", "--quick", *names])
+
+    assert ended.exit_code == status
+    assert ended.stdout.splitlines()[-1].split()[0] == "kv-bytes-per-token"
 
 
-def test_figures_of_another_model_or_scale_are_not_mixed(tmp_path: Path) -> None:
-    path = tmp_path / "found.json"
-    Figures(path, "model", QUICK).keep()
+def test_without_the_extra_for_grammars_their_line_says_so() -> None:
+    ended = run_child(
+        """
+        import sys
+        sys.modules["llguidance"] = None
+        from kvactors.actors.cli import main
+        main()
+        """,
+        *("bench", "--quick", "--only", "decode-grammar"),
+    )
 
-    for model, scale in (("other", QUICK), ("model", TABLE)):
-        with pytest.raises(InvalidConfig, match="name another file"):
-            Figures(path, model, scale)
+    assert ended.returncode == 0
+    assert "pip install 'kvactors[grammar]'" in ended.stdout.splitlines()[-1]
 
 
 def test_ratios_are_drawn_with_plain_ticks_and_without_what_is_invalid(tmp_path: Path) -> None:

@@ -1,19 +1,23 @@
-"""What pages say was measured is what the files of results have."""
+"""What pages say was measured is what the files of results have; and how such a file is kept."""
 
 import json
 import re
 from copy import deepcopy
 from datetime import datetime
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 from house import ROOT
 
 from kvactors.bench.regime import ANYWHERE
+from kvactors.bench.setup import QUICK
 from kvactors.bench.setup import TABLE as SCALE
+from kvactors.bench.table.figures import Figures
 from kvactors.bench.table.pages import filled
 from kvactors.bench.table.suite import REGIMES
+from kvactors.core.errors import InvalidConfig
 
 RESULTS = ROOT / "bench/results"
 PAGES = ("bench/README.md", "README.md")
@@ -69,3 +73,22 @@ def test_a_row_is_met_where_its_worse_quartile_is_of_as_many_runs_as_the_command
     assert row["met"] is met
     assert (row["verdict"] == "yes") is met
     assert met or row["holds_on"] != ANYWHERE, "it does not hold here"
+
+
+def test_a_row_is_replaced_and_the_others_stay_in_the_order_of_the_table(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    for name, value in (("b", 1), ("a", 2), ("b", 3), ("gone", 4)):
+        Figures(path, "model", QUICK).keep_row({"name": name, "value": value}, ["a", "b"])
+
+    rows = json.loads(path.read_text())["rows"]
+
+    assert rows == [{"name": "a", "value": 2}, {"name": "b", "value": 3}]
+
+
+def test_figures_of_another_model_or_scale_are_not_mixed(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    Figures(path, "model", QUICK).keep()
+
+    for model, scale in (("other", QUICK), ("model", SCALE)):
+        with pytest.raises(InvalidConfig, match="name another file"):
+            Figures(path, model, scale)
