@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from json import dumps, loads
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from kvactors.bench.report import machine
 from kvactors.bench.setup import Scale
 from kvactors.core.errors import InvalidConfig
 
-__all__ = ["Figures", "draw"]
+__all__ = ["Figures", "draw", "make_folder"]
 
 Row = Mapping[str, Any]
 # On the axis of ratios.
@@ -21,7 +22,7 @@ OF_ALL = ("shrink", "fewer", "decoded")
 class Figures:
     """What was found so far, in the file at `path` after each row: a run may take an hour and be
     stopped. Rows of before stay until they are measured again, of the same `model` and `scale`
-    alone; None keeps nothing."""
+    alone; None keeps nothing. Raises InvalidConfig for a file of others, or of something else."""
 
     def __init__(self, path: Path | None, model: str, scale: Scale) -> None:
         self._path = path
@@ -29,7 +30,7 @@ class Figures:
         self._found: dict[str, Any] = {"bench": "suite", "model": model, "scale": sizes}
         if path is None or not path.exists():
             return
-        before = loads(path.read_text(encoding="utf-8"))
+        before = _read(path)
         for name in ("model", "scale"):
             if before.get(name) != self._found[name]:
                 raise InvalidConfig(
@@ -49,6 +50,27 @@ class Figures:
         those of other names are gone."""
         rows = {each["name"]: each for each in [*self._found.get("rows", ()), row]}
         self.keep(rows=[rows[name] for name in order if name in rows])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        before = loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        before = None
+    if not isinstance(before, dict):
+        raise InvalidConfig(f"{path} has no figures of a bench: name another file")
+    return before
+
+
+def make_folder(plot: Path) -> None:
+    """Make the folder `plot` for pictures, if it is not there. Raises InvalidConfig where that
+    cannot be, and without matplotlib."""
+    if find_spec("matplotlib") is None:
+        raise InvalidConfig("--plot needs matplotlib: pip install 'kvactors[plot]'")
+    try:
+        plot.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidConfig(f"--plot {plot}: {error.strerror}: name a folder") from error
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:

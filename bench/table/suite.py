@@ -21,7 +21,7 @@ from kvactors.bench.table import (
     prefill,
 )
 from kvactors.bench.table.bounds import decode_bound, measure_rates, prefill_bound
-from kvactors.bench.table.figures import Figures, draw
+from kvactors.bench.table.figures import Figures, draw, make_folder
 from kvactors.bench.table.growth import grow
 
 __all__ = ["REGIMES", "choose", "run_suite"]
@@ -63,12 +63,14 @@ def run_suite(
 
     `model` None is the random llama of `kvactors.bench.random_model`. Writes `regimes.png` and
     `growth.png` into `plot`, and one JSON object into `json`, where rows that are not measured stay
-    as they were. Raises InvalidConfig, before anything is measured, where a name matches none, and
-    where `json` is of another model or scale.
+    as they were. Raises InvalidConfig, before anything is measured, where a name matches none,
+    where `json` is of another model or scale, and where `plot` cannot be.
     """
     chosen = choose(only)
     setup = Setup(scale, random_llama if model is None else endless(model))
     figures = Figures(json, model or DESCRIPTION, scale)
+    if plot is not None:
+        make_folder(plot)
     if not only:
         figures.keep(bounds=_bounds(setup))
     outcomes: list[Outcome] = []
@@ -98,7 +100,6 @@ def _show(outcomes: Sequence[Outcome], title: str, plot: Path | None) -> None:
     """The table below its `title`, and its picture in the folder `plot` if there is one."""
     print_table(title, COLUMNS, [each.row() for each in outcomes])
     if plot is not None:
-        plot.mkdir(parents=True, exist_ok=True)
         draw([outcome.as_json() for outcome in outcomes], plot / "regimes.png")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from children import run_child
 from house import ROOT
 
 from kvactors.bench.regime import ANYWHERE
@@ -16,7 +17,7 @@ from kvactors.bench.setup import QUICK
 from kvactors.bench.setup import TABLE as SCALE
 from kvactors.bench.table.figures import Figures
 from kvactors.bench.table.pages import filled
-from kvactors.bench.table.suite import REGIMES
+from kvactors.bench.table.suite import REGIMES, run_suite
 from kvactors.core.errors import InvalidConfig
 
 RESULTS = ROOT / "bench/results"
@@ -92,3 +93,41 @@ def test_figures_of_another_model_or_scale_are_not_mixed(tmp_path: Path) -> None
     for model, scale in (("other", QUICK), ("model", SCALE)):
         with pytest.raises(InvalidConfig, match="name another file"):
             Figures(path, model, scale)
+
+
+@pytest.mark.parametrize("content", ["", "no JSON", "[]", "\x80"])
+def test_a_file_of_something_else_is_refused_and_stays(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "found.json"
+    path.write_text(content, encoding="latin-1")
+
+    with pytest.raises(InvalidConfig, match="no figures of a bench: name another file"):
+        run_suite(QUICK, only=["tell-rate"], json=path)
+
+    assert path.read_text(encoding="latin-1") == content
+
+
+def test_a_folder_for_plots_that_cannot_be_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+
+    for plot in (tmp_path / "file", tmp_path / "file" / "in it"):
+        with pytest.raises(InvalidConfig, match=r"--plot .*file.*: name a folder"):
+            run_suite(QUICK, only=["tell-rate"], plot=plot)
+
+    assert capsys.readouterr().out == ""
+
+
+def test_plots_without_matplotlib_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    ended = run_child(
+        """
+        import sys
+        sys.modules["matplotlib"] = None
+        from kvactors.actors.cli import main
+        main()
+        """,
+        *("bench", "--quick", "--only", "tell-rate", "--plot", str(tmp_path)),
+    )
+
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "--plot needs matplotlib: pip install 'kvactors[plot]'" in ended.stderr
