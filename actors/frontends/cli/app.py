@@ -177,12 +177,13 @@ def chat(
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest word.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of what a temperature above 0 draws.")] = 0,
 ) -> None:
-    """Talk to an agent that remembers the next day."""
+    """Talk to an agent that remembers the next day. Status 1 if a line that was piped failed."""
     from kvactors.actors.frontends.cli.chat import run_chat
     from kvactors.core.schedule.sampling import Sampling
 
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    run_chat(agent, model, store, system, sampling)
+    well = run_chat(agent, model, store, system, sampling)
+    raise typer.Exit(0 if well else 1)
 
 
 app.add_typer(commands)

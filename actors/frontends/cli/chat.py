@@ -37,9 +37,10 @@ Ctrl-C   stop the reply"""
 
 def run_chat(
     agent_id: str, model: str, store: Path | None, system_prompt: str | None, sampling: Sampling
-) -> None:
+) -> bool:
     """Chat with `agent_id` of a `store` under a `model`, with a `system_prompt` if it is new, its
-    replies decoded by `sampling`, until /quit or the end of input. Raises KvactorsError."""
+    replies decoded by `sampling`, until /quit or the end of input. Whether each line went well, or
+    somebody at a terminal saw which did not. Raises KvactorsError."""
     bar = PrefillBar()
     root = expanded(store or default_store())
     with unechoed():
@@ -50,6 +51,7 @@ def run_chat(
             chat = Chat(system, agent_id, system_prompt, bar, sampling)
             chat.greet(root)
             chat.loop()
+            return chat.well or sys.stdin.isatty()
         finally:
             bar.close()
             system.stop()
@@ -57,7 +59,8 @@ def run_chat(
 
 class Chat:
     """One conversation with `agent_id` of `system`, spawned with `system_prompt`: what is read from
-    stdin, and what is shown of it. `bar` shows prefills, replies are decoded by `sampling`."""
+    stdin, and what is shown of it. `bar` shows prefills, replies are decoded by `sampling`. `well`:
+    nothing that was read failed so far."""
 
     def __init__(
         self,
@@ -72,6 +75,7 @@ class Chat:
         self._system_prompt = system_prompt
         self._bar = bar
         self._shown = 0
+        self.well = True
         self._agent: Agent = system.spawn(agent_id, system_prompt)
 
     def greet(self, root: Path) -> None:
@@ -111,7 +115,7 @@ class Chat:
         elif line == "/help":
             _note(HELP)
         else:
-            complain(f"there is no command {line.split()[0]}: /help shows the commands")
+            self._complain(f"there is no command {line.split()[0]}: /help shows the commands")
         return True
 
     def _show_memory(self) -> None:
@@ -150,7 +154,11 @@ class Chat:
             raise
         except KvactorsError as error:
             _write("\n")
-            complain(error)
+            self._complain(error)
+
+    def _complain(self, error: BaseException | str) -> None:
+        self.well = False
+        complain(error)
 
     def _print(self, stream: ReplyStream) -> None:
         for piece in stream:

@@ -82,7 +82,8 @@ def _run(
         typer.Option(help="host:port of a cluster whose agents take part, with its nodes' model."),
     ] = None,
 ) -> None:
-    """Run a scenario: agents, phases, probes; its journal, tables and report."""
+    """Run a scenario: agents, phases, probes; its journal, tables and report. Status 1 if a step
+    failed."""
     assert not schema  # It was printed instead.
     changed = [*(settings or ()), *([] if seed is None else [f"seeds={seed}"])]
     changed += [] if model is None else [f"model={model}"]
@@ -238,7 +239,8 @@ def _progress() -> Iterator[Callable[[int, Any], None]]:
 
 
 def _show(runs: "list[Run]", where: Path) -> None:
-    """The table of the runs, and where everything is."""
+    """The table of the runs, and where everything is. Raises typer.Exit with status 1 if steps
+    failed."""
     from kvactors.actors.scenarios.results.tables import over_seeds, summary
 
     rows = summary(over_seeds(runs, whole=True))
@@ -252,3 +254,5 @@ def _show(runs: "list[Run]", where: Path) -> None:
     if failures:
         err.print(f"{failures:,} steps failed: they are in the report.")
     err.print(f"Everything is in {where}.", soft_wrap=True)
+    if failures:
+        raise typer.Exit(1)

@@ -132,3 +132,24 @@ def test_options_say_how_replies_are_decoded(tmp_path: Path) -> None:
     refused = CliRunner().invoke(app, ["chat", "--max-tokens", "0", "--model", "nowhere"])
     assert refused.exit_code == 2
     assert "max_tokens must be at least 1" in refused.stderr
+
+
+@pytest.mark.parametrize("failing", ["/nonsense", "too long " * 40_000])
+def test_a_line_that_was_piped_and_failed_makes_the_status_1_and_the_others_go_on(
+    tmp_path: Path, failing: str
+) -> None:
+    command = ["chat", "--store", str(tmp_path)]
+
+    ended = CliRunner().invoke(app, command, input=f"{failing}\n/memory\n")
+
+    assert ended.exit_code == 1
+    assert ended.stderr.count("error: ") == 1
+    assert "0 turns" in ended.stderr
+
+
+def test_at_a_terminal_a_line_that_failed_was_seen(terminal: Terminal) -> None:
+    for line in (b"/nonsense\n", b"/quit\n"):
+        terminal.read_until(b"> ")
+        terminal.write(line)
+
+    assert terminal.process.wait(WAIT) == 0

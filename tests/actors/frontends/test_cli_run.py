@@ -64,6 +64,15 @@ def test_a_run_is_shown_replayed_forked_and_compared(scenario: str) -> None:
     assert "'What was on Monday?' | 'What was on Friday?'" in parted.stdout
 
 
+def test_a_run_with_steps_that_failed_ends_in_status_1(scenario: str) -> None:
+    Path(scenario).write_text(TALK.replace("{{ day }}", "{{ 1 / 0 }}"))
+
+    ran, replayed = typed("run", scenario), typed("run", "talk-1", "--replay", "--out", "again")
+
+    assert (ran.exit_code, replayed.exit_code) == (1, 1)
+    assert "2 steps failed: they are in the report.\nEverything is in talk-1.\n" in ran.stderr
+
+
 def test_runs_that_only_one_folder_has_are_named_and_single_ones_are_compared(
     scenario: str,
 ) -> None:
