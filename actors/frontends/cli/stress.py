@@ -101,19 +101,24 @@ def _run_process(
     arguments: tuple[Any, ...], folder: Path, live: Live, total: dict[str, Any], *, kill: bool
 ) -> dict[str, Any]:
     """One part; its last state. With `kill` it is ended by SIGKILL once its time is up."""
-    command = child_command("stress-part", *arguments, folder)
+    command = child_command("stress-part", "--", *arguments, folder)
     state: dict[str, Any] = {}
     killed = False
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            state = json.loads(line)
-            live.update(_table({**total, **state}))
-            if kill and state.get("time_is_up"):
-                process.send_signal(signal.SIGKILL)
-                killed = True
-                total["kills"] += 1
-                break
+        try:
+            for line in process.stdout:
+                state = json.loads(line)
+                live.update(_table({**total, **state}))
+                if kill and state.get("time_is_up"):
+                    process.send_signal(signal.SIGKILL)
+                    killed = True
+                    total["kills"] += 1
+                    break
+        except KeyboardInterrupt:
+            # The terminal has interrupted the child too: what it has open is not taken away.
+            process.wait()
+            raise
     if process.returncode and not killed:
         state.setdefault("violations", []).append(f"it ended with status {process.returncode}")
     return state

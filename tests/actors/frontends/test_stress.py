@@ -1,14 +1,19 @@
 """The stress test finds what it is there for, and the system withstands a little of it."""
 
 import json
+import os
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 from samples import FULL
 from typer.testing import CliRunner
+from waiting import PATIENCE, eventually
 
 from kvactors.actors.frontends.cli.app import app
 from kvactors.actors.frontends.cli.stress import explore
+from kvactors.actors.frontends.console.child import child_command
 from kvactors.actors.frontends.stress.oracle import replay_alone
 from kvactors.actors.frontends.stress.prompts import secret
 from kvactors.actors.frontends.stress.table import as_markdown
@@ -32,6 +37,33 @@ def test_a_short_run_with_every_fault_violates_nothing(tmp_path: Path) -> None:
     assert found["replayed_turns"] > 0
     assert found["kills"] >= 1
     assert f"| turns taken again alone | {found['replayed_turns']} |" in as_markdown(found)
+
+
+@pytest.mark.slow
+def test_a_seed_may_be_negative() -> None:
+    short = ["--agents", "2", "--minutes", "0.01"]
+
+    ended = CliRunner().invoke(app, ["stress", *short, "--seed", "-1"])
+
+    assert ended.exit_code == 0, ended.output
+
+
+@pytest.mark.slow
+def test_ctrl_c_waits_for_the_process_that_has_the_store_open(tmp_path: Path) -> None:
+    command = child_command("stress", "--agents", 2, "--minutes", 0.1, "--store", tmp_path / "new")
+    with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stderr is not None
+        eventually((tmp_path / "new/store/agents").exists)
+
+        # It alone: the other one goes on for as long as it was told to.
+        process.send_signal(signal.SIGINT)
+
+        status = process.wait(PATIENCE)
+        os.set_blocking(process.stderr.fileno(), False)
+        left = process.stderr.read()
+        if left is None:  # Somebody else could still write there.
+            os.killpg(process.pid, signal.SIGKILL)
+    assert (status, left) == (130, b"")
 
 
 @pytest.mark.slow
