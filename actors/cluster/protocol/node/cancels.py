@@ -18,7 +18,8 @@ class Cancels:
     ) -> None:
         self._host, self._owner, self._take = host, owner, take
         self._running: dict[str, str] = {}
-        self._ending: list[str] = []
+        # Of each agent: another one's request may have the same id.
+        self._ending: list[tuple[str, str]] = []
 
     async def running(self, record: Record) -> Record:
         """The id of the request of an agent whose turn runs here, if one does."""
@@ -29,13 +30,13 @@ class Cancels:
         """End the turn of a request, with what it has said by now, or see to it that there never
         will be one. Answers as the turn does."""
         agent, request = record["agent"], record["request"]
-        self._ending.append(request)
+        self._ending.append((agent, request))
         try:
             if self._running.get(agent) == request:
                 await self._host.cancel(agent)
             return await self._take({"agent": agent, "request": _withdrawn(request)})
         finally:
-            self._ending.remove(request)
+            self._ending.remove((agent, request))
 
     @contextmanager
     def taking(self, agent: str, request: Record) -> Iterator[Record]:
@@ -43,7 +44,7 @@ class Cancels:
         name = request["id"]
         self._running[agent] = name
         try:
-            yield _withdrawn(name) if name in self._ending else request
+            yield _withdrawn(name) if (agent, name) in self._ending else request
         finally:
             del self._running[agent]
 

@@ -62,9 +62,9 @@ def test_that_outlives_the_node_that_was_told(cluster: Make) -> None:
 
 
 @bug(host, "think")
-def a_turn_takes_until_it_is_cut(_: Any) -> Any:
+def a_turn_of_alice_takes_until_it_is_cut(_: Any) -> Any:
     async def think(process: Process, agent: str, cut: set[str], _: float) -> None:
-        while agent not in cut:
+        while agent == "alice" and agent not in cut:
             await process.wait(0.1)
 
     return think
@@ -74,7 +74,7 @@ def test_a_turn_that_runs_ends_and_one_that_waits_is_not_taken(cluster: Make) ->
     two = cluster(2)
     two.spawns("alice")
     two.says("alice", "before")
-    with seeded(a_turn_takes_until_it_is_cut):
+    with seeded(a_turn_of_alice_takes_until_it_is_cut):
         first, second = begun(two, "first", "second")
         running = two.does(two.client.running("alice", 30))
         waits = two.world.loop.create_task(two.client.cancel("alice", "r-second", 30))
@@ -88,6 +88,24 @@ def test_a_turn_that_runs_ends_and_one_that_waits_is_not_taken(cluster: Make) ->
         assert two.world.loop.run_until_complete(turn)["answer"]["text"] == text
     assert two.does(two.client.running("alice", 30)) is None
     assert two.shows("alice") == ["before", "first", "no r-second"]
+
+
+def test_a_request_that_is_cancelled_is_taken_by_another_agent_that_has_one_of_this_id(
+    cluster: Make,
+) -> None:
+    two = cluster(2)
+    two.spawns("alice", "bob")
+    two.moves("bob", two.asks("find", agent="alice")["node"])
+    with seeded(a_turn_of_alice_takes_until_it_is_cut):
+        begun(two, "first", "second")
+        waits = two.world.loop.create_task(two.client.cancel("alice", "r-second", 30))
+        two.passes(1.0)
+        said = two.says("bob", "second")["answer"]
+        ends(two, "first")
+
+    assert said["text"] == "second"
+    assert two.world.loop.run_until_complete(waits)["answer"]["text"] == "no r-second"
+    assert (two.shows("alice"), two.shows("bob")) == (["first", "no r-second"], ["second"])
 
 
 def test_a_cancel_whose_answer_is_lost_is_sent_again_and_ends_no_other_turn(cluster: Make) -> None:
