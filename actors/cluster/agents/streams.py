@@ -27,28 +27,53 @@ async def pieces(
     """Of the `items` of the protocol's client, whose answer `reply_of` makes a reply of. A turn
     that was begun again on another node says the same again: that is shown once. Raises
     SaidOtherwise where it does not."""
-    shown, again = "", 0
+    shown = _Shown()
     async for item in items:
         if "again" in item:
-            again = 0
+            shown.again()
         elif "answer" in item:
-            text = item["answer"]["text"]
-            if not text.startswith(shown):
-                raise SaidOtherwise(shown=len(shown), what="characters")
-            if rest := text[len(shown) :]:
-                yield TextPiece(rest, ())
+            if piece := shown.rest(item["answer"]):
+                yield piece
             yield reply_of(dict(item))
             return
-        elif "text" in item:
-            text = item["text"]
-            known = shown[again : again + len(text)]
-            if not text.startswith(known):
-                raise SaidOtherwise(shown=len(shown), what="characters")
-            again += len(text)
-            if new := text[len(known) :]:
-                scored = read_logprobs(item.get("logprobs", ()))
-                yield TextPiece(new, tuple(item["tokens"]), scored)
-                shown += new
+        elif "text" in item and (piece := shown.add(item)):
+            yield piece
+
+
+class _Shown:
+    """How much of a turn's text, and how many of its tokens, have been shown, and how much was said
+    since it began, or began again."""
+
+    def __init__(self) -> None:
+        self._text, self._tokens = "", 0
+        self.again()
+
+    def again(self) -> None:
+        """It is said from its beginning."""
+        self._characters = self._heard = 0
+
+    def add(self, item: Mapping[str, Any]) -> TextPiece | None:
+        """What is new of the next item, if anything is. Raises SaidOtherwise."""
+        said = item["text"]
+        self._check(said, self._text[self._characters : self._characters + len(said)])
+        text = said[max(0, len(self._text) - self._characters) :]
+        known = max(0, self._tokens - self._heard)
+        tokens, scored = item["tokens"][known:], item.get("logprobs", ())[known:]
+        self._characters += len(said)
+        self._heard += len(item["tokens"])
+        self._text += text
+        self._tokens += len(tokens)
+        return TextPiece(text, tuple(tokens), read_logprobs(scored)) if text or tokens else None
+
+    def rest(self, answer: Mapping[str, Any]) -> TextPiece | None:
+        """What was not shown of the whole answer. Raises SaidOtherwise."""
+        self._check(answer["text"], self._text)
+        self.again()
+        return self.add(answer)
+
+    def _check(self, said: str, known: str) -> None:
+        if not said.startswith(known):
+            raise SaidOtherwise(shown=len(self._text), what="characters")
 
 
 class Reading:

@@ -18,33 +18,56 @@ from kvactors.core.schedule.sampling import Sampling
 AGAIN = {"again": True}
 
 
-def said(text: str) -> dict[str, Any]:
-    return {"text": text, "tokens": [ord(letter) for letter in text]}
+def said(text: str, letters: str | None = None) -> dict[str, Any]:
+    """Some text, with tokens of these letters, or of its own."""
+    tokens = [ord(letter) for letter in (text if letters is None else letters)]
+    return {"text": text, "tokens": tokens, "logprobs": [[token, -1.0, []] for token in tokens]}
 
 
-def read(*items: dict[str, Any]) -> list[Any]:
+def pieces_of(*items: dict[str, Any]) -> list[Any]:
     async def found() -> AsyncIterator[dict[str, Any]]:
         for item in items:
             yield item
 
     async def collect() -> list[Any]:
-        shown = pieces(found(), lambda given: given["answer"]["text"])
-        return [getattr(piece, "text", piece) async for piece in shown]
+        return [piece async for piece in pieces(found(), lambda given: given["answer"]["text"])]
 
     return asyncio.run(collect())
 
 
+def read(*items: dict[str, Any]) -> list[Any]:
+    return [getattr(piece, "text", piece) for piece in pieces_of(*items)]
+
+
 def test_what_is_said_again_is_shown_once() -> None:
-    answer = {"answer": {"text": "a cat"}}
+    answer = {"answer": said("a cat")}
     assert read(said("a c"), AGAIN, said("a "), said("cat"), answer) == ["a c", "at", "a cat"]
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        [AGAIN, said("a cat")],
+        [AGAIN, said("a "), said("", "ca"), AGAIN, said("a c"), said("at", "at")],
+        [AGAIN, said("", "a cat"), said("a cat", "")],
+        [AGAIN],
+    ],
+)
+def test_its_tokens_are_shown_once_too(again: list[dict[str, Any]]) -> None:
+    *shown, _reply = pieces_of(said("a c"), *again, {"answer": said("a cat")})
+
+    assert "".join(chr(token) for piece in shown for token in piece.token_ids) == "a cat"
+    assert [[item.token for item in piece.logprobs] for piece in shown] == [
+        list(piece.token_ids) for piece in shown
+    ]
 
 
 @pytest.mark.parametrize(
     "others",
     [
-        [said("a dog"), {"answer": {"text": "a dog"}}],
-        [{"answer": {"text": "a dog"}}],
-        [said("a"), {"answer": {"text": "a"}}],
+        [said("a dog"), {"answer": said("a dog")}],
+        [{"answer": said("a dog")}],
+        [said("a"), {"answer": said("a")}],
     ],
 )
 def test_a_replica_that_says_otherwise_ends_the_stream(others: list[dict[str, Any]]) -> None:
