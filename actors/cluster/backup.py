@@ -19,14 +19,15 @@ from kvactors.persistence.files.packing import pack
 __all__ = ["back_up_cluster"]
 
 PATIENCE = 4
-"""Leases for which agents that move, or whose nodes are lost, are looked for."""
+"""Leases behind the first look at all, for which agents that move, or whose nodes are lost, are
+looked for."""
 
 
 async def back_up_cluster(link: Link, places: dict[str, Place], url: str) -> BackupReport:
     """Copy what the object store at `url` lacks of all agents that have `places` in the cluster of
     `link` there, and name it. An agent that has moved since is asked for where it is by then. Of
-    one that cannot be read, or whose nodes are away, the snapshot has what the one before had.
-    Raises BackupFailed."""
+    one that cannot be read, moves on and on, or whose nodes are away, the snapshot has what the one
+    before had. Raises BackupFailed."""
     backup = await asyncio.to_thread(lambda: Backup(open_objects(url)))
     copying = _Copying(link, url, dict(places))
     await copying.run()
@@ -55,7 +56,7 @@ class _Copying:
     async def run(self) -> None:
         """Until all are taken, or it was tried for so long."""
         agents, lease = list(self.places), self._link.settings.lease
-        until = time.monotonic() + PATIENCE * lease
+        until: float | None = None
         while agents:
             nodes = defaultdict(list)
             for agent in agents:
@@ -64,9 +65,12 @@ class _Copying:
             await asyncio.gather(*(self._copy(node, there) for node, there in nodes.items()))
             missing = [agent for agent in agents if not self._has(agent)]
             again = await asyncio.gather(*map(self._again, missing))
-            if time.monotonic() > until:
-                return
             agents = [agent for agent, so in zip(missing, again, strict=True) if so]
+            now = time.monotonic()
+            until = until or now + PATIENCE * lease
+            if now > until:
+                self.lost = dict.fromkeys(agents, "it moved, or began, meanwhile") | self.lost
+                return
             if agents:
                 await asyncio.sleep(lease / 4)
 

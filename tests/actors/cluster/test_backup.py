@@ -1,18 +1,26 @@
 """A running cluster into an object store, and out of it into an empty cluster."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from together import Together
 
 from kvactors import Cluster
 from kvactors.actors import AgentSystem
+from kvactors.actors.cluster.backup import back_up_cluster
+from kvactors.actors.cluster.machine.direct import DirectTransport
+from kvactors.actors.cluster.machine.link import Link
+from kvactors.actors.cluster.machine.loop import LoopThread
 from kvactors.actors.cluster.protocol.errors import AgentExists
+from kvactors.actors.cluster.protocol.records import Place, Settings
 from kvactors.persistence import Store
+from kvactors.persistence.backup.backup import BackupReport
 from kvactors.persistence.backup.objects import open_objects
 from kvactors.persistence.backup.restore import restore
+from kvactors.persistence.backup.snapshot import AgentEntry
 from kvactors.persistence.errors import BackupFailed
 
 WAIT = 60
@@ -101,6 +109,55 @@ def test_an_agent_whose_node_is_lost_meanwhile_is_copied_where_it_is_then(
     report = nodes.cluster.backup((tmp_path / "objects").as_uri())
 
     assert (report.agents, report.skipped) == (1, ())
+
+
+def alice_on(node: str) -> Place:
+    return Place("alice", node, 1, 1, None, None, 1)
+
+
+class Finds:
+    """A directory by which alice is on one of `nodes` after the other, whenever she is found."""
+
+    def __init__(self, *nodes: str) -> None:
+        self._nodes = iter(nodes)
+
+    async def handle(self, _method: str, _record: Any) -> dict[str, Any]:
+        return alice_on(next(self._nodes)).to_record()
+
+
+class Stores(Finds):
+    """A node that has nothing of hers, or this `entry`."""
+
+    def __init__(self, entry: AgentEntry | None = None) -> None:
+        super().__init__()
+        self._entry = entry and entry.plain()
+
+    async def stream(self, _method: str, _record: Any) -> AsyncIterator[dict[str, Any]]:
+        yield {"agent": "alice", "entry": self._entry, "problem": None, "nbytes": 0, "added": 0}
+
+
+def backed_up(directory: Finds, url: str) -> BackupReport:
+    """What "n1" has, where it has alice, and "n2"; by when the first look at them has ended as many
+    leases have gone by as one likes."""
+    nodes = {"n1": Stores(), "n2": Stores(AgentEntry("alice", (), ())), "n3": Stores()}
+    transport = DirectTransport({"directory": directory, **nodes})
+    link = Link(LoopThread("client"), transport, Settings(lease=0), WAIT)
+    try:
+        return link.run(back_up_cluster(link, {"alice": alice_on("n1")}, url))
+    finally:
+        link.close()
+
+
+def test_an_agent_that_moves_while_a_backup_looks_for_long_is_copied_or_named(
+    tmp_path: Path,
+) -> None:
+    url = (tmp_path / "objects").as_uri()
+
+    never = backed_up(Finds("n3", "n1"), url)
+    found = backed_up(Finds("n2"), url)
+
+    assert (never.agents, never.skipped) == (0, ("alice: it moved, or began, meanwhile",))
+    assert (found.agents, found.skipped) == (1, ())
 
 
 @pytest.mark.slow
