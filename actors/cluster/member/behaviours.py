@@ -119,8 +119,11 @@ class NodeBehaviours:
         message = unpack_message(body)
         take = self._told if agent in self._agents else self._turned
         answer, said = take(agent, letter, message)
+        self._begun(agent)
         if letter.asks:
             answer.on_done(lambda done: self._answer(agent, done, said, answered))
+        else:
+            answer.on_done(lambda _: self._done(agent))
 
     def waits(self, ticket: str) -> list[tuple[str, str]]:
         """See Behaviours: what the answer to the letter of this `ticket` waits for."""
@@ -147,7 +150,6 @@ class NodeBehaviours:
             raise answer.error
         if letter.ticket and isinstance(answer, Answer):
             self._owed[letter.ticket] = answer
-        self._begun(agent, answer)
         return answer, value_body
 
     def _sender(self, letter: Letter) -> Agent | None:
@@ -167,13 +169,11 @@ class NodeBehaviours:
         if self._handled[agent] >= DEFAULT_LANE.capacity:
             raise _full(agent)
         answer = self._own.begin(Asking(agent, self._own).given(request))
-        self._begun(agent, answer)
         return answer, partial(_turn_body, request["id"])
 
-    def _begun(self, agent: str, answer: ReplyFuture[Any]) -> None:
+    def _begun(self, agent: str) -> None:
         with self._lock:
             self._handled[agent] += 1
-        answer.on_done(lambda _: self._done(agent))
 
     def _done(self, agent: str) -> None:
         with self._lock:
@@ -194,8 +194,14 @@ class NodeBehaviours:
             body = error_body(error)
         if self._seals is not None:
             body = self._seals.told(agent, body)
+
+        def given() -> None:
+            """Then it may move: what it says behind that is nobody's answer."""
+            answered(body)
+            self._done(agent)
+
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(answered, body)
+            self._loop.call_soon_threadsafe(given)
 
     def _send(self, deliver: Deliver) -> ReplyFuture[Any]:
         """What `deliver` says, to whoever owns its receiver."""
@@ -216,7 +222,8 @@ class NodeBehaviours:
         )
         if not asks and sender != to:
             # Elsewhere it would overtake what waits here.
-            self._begun(sender, sent)
+            self._begun(sender)
+            sent.on_done(lambda _: self._done(sender))
         return sent
 
     def _spawn(self, agent_id: str, system_prompt: str | None, **options: Any) -> Any:

@@ -1,15 +1,18 @@
 """Behaviours of agents that live on different nodes, that move, and whose nodes are lost."""
 
-import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from seeded import bug, seeded
 from talking import Gate
 from together import Together
 
 from kvactors.actors.cluster.agents.handle import ClusterAgent
+from kvactors.actors.cluster.member import behaviours
 from kvactors.actors.cluster.protocol.errors import Unanswered
 
 WAIT = 60
@@ -40,6 +43,29 @@ def eventually(so: Callable[[], object]) -> None:
     while not so():
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+@pytest.fixture
+def _gate() -> Iterator[None]:
+    """It is shut, until a test opens it."""
+    Gate.opened.clear()
+    Gate.entered.clear()
+    yield
+    Gate.opened.set()
+
+
+@contextmanager
+def moving_when_the_gate_opens(nodes: Together, agent: str, node: str) -> Iterator[None]:
+    """Meanwhile an agent is to move to a node, and does when the gate is opened: in the end."""
+    with ThreadPoolExecutor() as threads:
+        moving = threads.submit(nodes.cluster.migrate, agent, node)
+        try:
+            with pytest.raises(TimeoutError):
+                moving.result(timeout=0.5)
+            yield
+        finally:
+            Gate.opened.set()
+        assert moving.result(timeout=WAIT).node == node
 
 
 def test_agents_of_different_nodes_tell_and_ask_each_other(open_nodes: OpenNodes) -> None:
@@ -97,50 +123,56 @@ def test_mail_finds_an_agent_that_moves_once_and_in_order(open_nodes: OpenNodes)
     assert questions() == [f"My cat is called {number}." for number in range(8)]
 
 
+@pytest.mark.usefixtures("_gate")
 def test_an_agent_that_handles_a_message_moves_when_it_is_done(open_nodes: OpenNodes) -> None:
     nodes = open_nodes("one", "two")
     gate = spawned(nodes, "gate", "Gate", "one")
-    Gate.opened.clear()
-    Gate.entered.clear()
     handled = gate.request("Biscuit", timeout=WAIT)
     assert Gate.entered.wait(WAIT)
-    loop = asyncio.new_event_loop()
-    try:
-        moving = loop.run_in_executor(None, nodes.cluster.migrate, "gate", "two")
-        with pytest.raises(TimeoutError):
-            loop.run_until_complete(asyncio.wait_for(asyncio.shield(moving), 0.5))
+    with moving_when_the_gate_opens(nodes, "gate", "two"):
         assert nodes.cluster.place("gate").node == "one"
         later = gate.request("Tom", timeout=WAIT)
-        Gate.opened.set()
-        assert handled.get(timeout=WAIT) in ("stop", "length")
-        assert loop.run_until_complete(moving).node == "two"
-        assert later.get(timeout=WAIT) in ("stop", "length")
-    finally:
-        Gate.opened.set()
-        loop.close()
+    for answer in (handled, later):
+        assert answer.get(timeout=WAIT) in ("stop", "length")
     turns = [turn.text for turn in gate.transcript().turns if turn.role == "user"]
     assert turns == ["My cat is called Biscuit.", "My cat is called Tom."]
 
 
+@bug(behaviours, "value_body")
+def an_answer_is_packed_until_the_gate_opens(true: Any) -> Any:
+    def packed(value: Any) -> Any:
+        Gate.entered.set()
+        Gate.opened.wait(WAIT)
+        return true(value)
+
+    return packed
+
+
+@pytest.mark.usefixtures("_gate")
+def test_an_agent_whose_answer_is_being_packed_moves_when_that_is_given(
+    open_nodes: OpenNodes,
+) -> None:
+    nodes = open_nodes("one", "two")
+    diary = spawned(nodes, "diary", "Diary", "one")
+    with seeded(an_answer_is_packed_until_the_gate_opens):
+        told = diary.request("hello", timeout=WAIT)
+        assert Gate.entered.wait(WAIT)
+        with moving_when_the_gate_opens(nodes, "diary", "two"):
+            pass
+        assert told.get(timeout=WAIT) == 1
+
+
+@pytest.mark.usefixtures("_gate")
 def test_what_an_agent_has_sent_is_not_overtaken_by_what_it_sends_elsewhere(
     open_nodes: OpenNodes,
 ) -> None:
     nodes = open_nodes("one", "two")
     spawned(nodes, "talker", "Talker", "one")
     spawned(nodes, "late", "Late", "two")
-    Gate.opened.clear()
-    loop = asyncio.new_event_loop()
-    try:
-        # More than a mailbox holds: the rest waits on its node.
-        assert asked(nodes, "talker", ["fling", "late", 0, 1100]) == 1100
-        moving = loop.run_in_executor(None, nodes.cluster.migrate, "talker", "two")
-        with pytest.raises(TimeoutError):
-            loop.run_until_complete(asyncio.wait_for(asyncio.shield(moving), 0.5))
-        Gate.opened.set()
-        assert loop.run_until_complete(moving).node == "two"
-    finally:
-        Gate.opened.set()
-        loop.close()
+    # More than a mailbox holds: the rest waits on its node.
+    assert asked(nodes, "talker", ["fling", "late", 0, 1100]) == 1100
+    with moving_when_the_gate_opens(nodes, "talker", "two"):
+        pass
 
     assert asked(nodes, "talker", ["pour", "late", 1100, 5]) == 5
     assert asked(nodes, "late", "all") == [*range(1105), "all"]
