@@ -78,13 +78,15 @@ def send(
     seconds: float | None,
     ticket: str = "",
     lives: Callable[[], bool] = lambda: True,
+    left: Callable[[], object] = lambda: None,
 ) -> ReplyFuture[Any]:
     """Send a packed `body` of `sender` `to` an agent, by `link`: a future of its answer within so
     many `seconds` if it `asks`, and then called by its `ticket`, else of when it is in the mailbox
-    there. `lives` says whether the sender is still who said it. It fails as `Posting.post`
-    says, and with what `on_message` raised: BehaviourFailed for what is no error of kvactors."""
+    there. `lives` says whether the sender is still who said it; `left` is called when it waits
+    here no more, if it ever did. It fails as `Posting.post` says, and with what `on_message`
+    raised: BehaviourFailed for what is no error of kvactors."""
     letter = Letter(sender, body, asks, seconds, ticket)
-    return link.posting.post(to, letter, lambda found: _read(link, to, found), lives)
+    return link.posting.post(to, letter, lambda found: _read(link, to, found), lives, left)
 
 
 def _read(link: Link, to: str, body: bytes) -> Any:

@@ -35,11 +35,12 @@ class Posting:
         letter: Letter,
         read: Callable[[bytes], Any],
         lives: Callable[[], bool] = lambda: True,
+        left: Callable[[], object] = lambda: None,
     ) -> ReplyFuture[Any]:
         """A future of what the agent `to` answers to `letter`, as it is `read`; where that asks
-        nothing, of None when it is in the mailbox there. `lives`: see Outgoing. It fails with
-        Undelivered, Unanswered, MailboxFull, TurnTimeout, what keeps the agent from beginning, and
-        what `read` raises. Raises InvalidConfig without the key of encrypted nodes."""
+        nothing, of None when it is in the mailbox there. `lives`, `left`: see Outgoing. It fails
+        with Undelivered, Unanswered, MailboxFull, TurnTimeout, what keeps the agent from beginning,
+        and what `read` raises. Raises InvalidConfig without the key of encrypted nodes."""
         seals = self._words()
         if seals is not None:
             letter = letter.sealed(seals.message(to, letter.body))
@@ -62,7 +63,7 @@ class Posting:
             except Exception as failed:
                 future.reject(failed)
 
-        self._new.append(Outgoing(to, letter, ended, lives))
+        self._new.append(Outgoing(to, letter, ended, lives, left))
         if self._closed:
             for outgoing in self._each():
                 outgoing.ended(None, _gone())

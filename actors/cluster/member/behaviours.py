@@ -216,14 +216,23 @@ class NodeBehaviours:
         def lives() -> bool:
             return cast(object, self._agents.get(sender)) is handle
 
-        body = deliver.message
+        left: ReplyFuture[None] = ReplyFuture()
         sent = send(
-            self._link, to, body, sender, asks=asks, seconds=seconds, ticket=ticket, lives=lives
+            self._link,
+            to,
+            deliver.message,
+            sender,
+            asks=asks,
+            seconds=seconds,
+            ticket=ticket,
+            lives=lives,
+            left=lambda: left.resolve(None),
         )
-        if not asks and sender != to:
+        if sender != to:
             # Elsewhere it would overtake what waits here.
             self._begun(sender)
-            sent.on_done(lambda _: self._done(sender))
+            left.on_done(lambda _: self._done(sender))
+            sent.on_done(lambda _: left.resolve(None))
         return sent
 
     def _spawn(self, agent_id: str, system_prompt: str | None, **options: Any) -> Any:

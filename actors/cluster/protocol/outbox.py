@@ -102,6 +102,7 @@ class Outbox:
         """It waits here no more."""
         self._count -= 1
         self._bytes -= len(outgoing.letter.body)
+        outgoing.left()
 
     async def _drain(self, agent: str, line: deque[Outgoing]) -> None:
         trying = self._client.tries(agent, self._seconds)

@@ -28,16 +28,21 @@ def _always() -> bool:
     return True
 
 
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 @dataclass(slots=True, eq=False)
 class Outgoing:
     """A `letter` to the agent `to`. `ended` is called once: with the answer (None where none is
     wanted: it is in the mailbox), or with why there is none. `lives` says whether who sent it is
-    the same still."""
+    the same still; `left` is called when it waits no more, if it ever did."""
 
     to: str
     letter: Letter
     ended: Callable[[bytes | None, Exception | None], object]
     lives: Callable[[], bool] = _always
+    left: Callable[[], object] = _nothing
     may: Callable[[], bool] = _always
     """Whether it may leave just now, or never: False. Raises what that waits for."""
     until: float | None = None

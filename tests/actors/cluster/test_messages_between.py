@@ -163,14 +163,15 @@ def test_an_agent_whose_answer_is_being_packed_moves_when_that_is_given(
 
 
 @pytest.mark.usefixtures("_gate")
+@pytest.mark.parametrize("sends", ["fling", "wonder"])
 def test_what_an_agent_has_sent_is_not_overtaken_by_what_it_sends_elsewhere(
-    open_nodes: OpenNodes,
+    open_nodes: OpenNodes, sends: str
 ) -> None:
     nodes = open_nodes("one", "two")
     spawned(nodes, "talker", "Talker", "one")
     spawned(nodes, "late", "Late", "two")
     # More than a mailbox holds: the rest waits on its node.
-    assert asked(nodes, "talker", ["fling", "late", 0, 1100]) == 1100
+    assert asked(nodes, "talker", [sends, "late", 0, 1100]) == 1100
     with moving_when_the_gate_opens(nodes, "talker", "two"):
         pass
 

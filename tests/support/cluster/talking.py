@@ -69,6 +69,12 @@ class Talker(AgentBehaviour):
             self.send(to, number)
         return count
 
+    async def wonder(self, to: str, first: int, count: int) -> int:
+        """The same of questions."""
+        for number in range(first, first + count):
+            self.ask(to, number)
+        return count
+
     async def question(self, to: str, message: Any, timeout: float | None = None) -> Any:
         try:
             return await self.ask(to, message, timeout=timeout)
