@@ -103,6 +103,9 @@ class Sweep:
                 keep = common(mine, theirs["digests"])
                 if keep < len(mine):
                     await self._host.set_aside(agent, keep)
+            elif self._notes.promised(agent) == 0:
+                # Another cluster's, or a system's: only its name was forgotten here.
+                await self._host.set_aside(agent, 0)
             await self._host.forget(agent)
 
     async def _ask(self, to: str, method: str, record: Record) -> Record:

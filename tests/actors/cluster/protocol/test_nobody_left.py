@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from lives import SETTINGS, Cluster
+from machine import record
 from seeded import bug, seeded
 
 from kvactors.actors.cluster.protocol.errors import UnknownAgent
@@ -60,6 +61,26 @@ def test_who_was_forgotten_while_its_nodes_were_away_is_forgotten_when_they_are_
 
     assert four.world.ledgers("alice") == {}
     assert four.says("bob", "after")["answer"]["index"] == 1
+
+
+def test_who_comes_with_a_store_and_has_a_name_that_was_forgotten_is_kept_aside(
+    cluster: Make,
+) -> None:
+    three = cluster(3)
+    three.spawns("alice")
+    three.says("alice", "forgotten")
+    three.passes(SETTINGS.lease)
+    joins = next(node for node in three.world.nodes if node not in who_have(three, "alice"))
+    three.asks("forget", agent="alice")
+    three.passes(4 * SETTINGS.lease)
+    three.world.kill(joins)
+    three.world.machines[joins].disk.files["ledgers"]["alice"] = [record("years of work")]
+
+    three.world.start(joins)
+    three.passes(6 * SETTINGS.lease)
+
+    assert three.world.ledgers("alice") == {}
+    assert three.world.aside() == ["years of work"]
 
 
 def test_a_node_whose_disk_refuses_the_end_of_one_agent_keeps_its_others(cluster: Make) -> None:
