@@ -98,7 +98,8 @@ def make_request(
         raise EmptyPrompt("the prompt has no tokens")
     known = _remembered(transcript, draft, tokens)
     chat, asked, sampling = transcript.chat, ask.turn, ask.turn.sampling
-    choices = tuple(_choice(chat, text) for text in sampling.choices if asked.answer)
+    raw = turns[-1].raw
+    choices = tuple(_choice(chat, text, raw=raw) for text in sampling.choices if asked.answer)
     _check_tokens((tokens, *choices), spec)
     if choices:
         sampling = replace(sampling, max_tokens=max(map(len, choices)))
@@ -186,10 +187,11 @@ def log_answer(finished: Finished, text: str, *, with_text: bool) -> None:
         )
 
 
-def _choice(chat: ChatFormat, text: str) -> tuple[int, ...]:
-    """The tokens of an answer that ends here. Without the end a choice that another one begins
-    with would always be the likelier of the two."""
-    return (*chat.encode_rest(text), *chat.end_of_turn)
+def _choice(chat: ChatFormat, text: str, *, raw: bool) -> tuple[int, ...]:
+    """The tokens of an answer that ends here, to a `raw` prompt or one of the template's. Without
+    the end a choice that another one begins with would always be the likelier of the two."""
+    said = chat.encode_rest(text) if raw else chat.encode_answer(text)
+    return (*said, *chat.end_of_turn)
 
 
 def retokenized_tokens(transcript: Transcript, draft: Draft) -> int:

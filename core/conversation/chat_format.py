@@ -3,8 +3,7 @@
 A template rewrites what it is given: a default system prompt appears, thinking is dropped.
 An append-only memory cannot follow, so history is never rendered again. What a turn adds
 is found once, on a probe conversation: the text after an assistant's answer (`closing`) and,
-for each new turn, what the template adds after that. Tokenizers are not thread-safe:
-every call takes the lock.
+for each new turn, what the template adds after that.
 
 A tokenizer without a template has this plain one, which separates roles by blank lines:
 
@@ -17,13 +16,12 @@ A tokenizer without a template has this plain one, which separates roles by blan
     (its answer)
 """
 
-import threading
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any
 
 from kvactors.core.conversation.grammar_tokens import GrammarTokens
-from kvactors.core.errors import ContextExceeded, TemplateError
+from kvactors.core.conversation.token_text import TokenText
+from kvactors.core.errors import TemplateError
 
 __all__ = ["ChatFormat"]
 
@@ -39,7 +37,7 @@ _REWRITES = (
 )
 
 
-class ChatFormat:
+class ChatFormat(TokenText):
     """A tokenizer and its chat template, as far as an agent needs them. Any thread.
 
     `has_template`: whether the tokenizer has a template of its own. Raises TemplateError at
@@ -47,11 +45,9 @@ class ChatFormat:
     """
 
     def __init__(self, tokenizer: Any, template_kwargs: dict[str, Any] | None = None) -> None:
-        self.tokenizer = tokenizer
+        super().__init__(tokenizer)
         self._kwargs = dict(template_kwargs or {})
-        self._lock = threading.Lock()
         self.has_template = _has_template(tokenizer)
-        self.eos = frozenset(_eos_ids(tokenizer))
         self._grammar_tokens: GrammarTokens | None = None
         self._probe = [
             {"role": "user", "content": _ASK},
@@ -61,55 +57,13 @@ class ChatFormat:
         if not answered:
             raise TemplateError("the chat template does not render an assistant's answer")
         self._closing = self._closing_in_history()
+        self._asked = self._render(self._probe[:1], answer=True)
 
-    def check_length(self, characters: int, context: int) -> None:
-        """Raise ContextExceeded where so many `characters` are more than a whole `context` of the
-        longest tokens: before they are tokenized, which holds up all who read or write."""
-        if characters <= context or self.longest_token is None:
-            return
-        if characters > context * self.longest_token:
-            raise ContextExceeded(
-                f"{characters} characters exceed the context of {context} tokens: no token has "
-                f"more than {self.longest_token} characters"
-            )
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text, no special tokens added."""
-        with self._lock:
-            try:
-                return list(self.tokenizer.encode(text, add_special_tokens=False))
-            except TypeError:
-                return list(self.tokenizer.encode(text))
-
-    def encode_whole(self, text: str) -> list[int]:
-        """Token ids of a text by itself: with what the tokenizer begins texts with, if it does."""
-        with self._lock:
-            return list(self.tokenizer.encode(text))
-
-    def encode_rest(self, text: str) -> list[int]:
-        """Token ids of a text that goes on in the middle of a line.
-
-        Some tokenizers put a space before whatever they are given. Behind a line break they
-        do not, and the break's own tokens are taken off again.
-        """
-        adds_space = self.decode(self.encode("a") * 2) == "a a"
-        if not adds_space:
-            return self.encode(text)
-        anchor, whole = self.encode("\n"), self.encode("\n" + text)
-        cut = len(anchor)
-        return whole[cut:] if cut and whole[:cut] == anchor else self.encode(text)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text of token ids, special tokens included."""
-        with self._lock:
-            return str(self.tokenizer.decode(list(tokens)))
-
-    @cached_property
-    def longest_token(self) -> int | None:
-        """Characters of the longest token; None where the tokenizer has no vocabulary to tell."""
-        with self._lock:
-            known = self.tokenizer.get_vocab() if hasattr(self.tokenizer, "get_vocab") else ()
-        return max(map(len, known), default=None)
+    def encode_answer(self, text: str) -> list[int]:
+        """Token ids of an answer, as the model says it: behind the prompt that asks for it."""
+        asked, whole = self.encode(self._asked), self.encode(self._asked + text)
+        cut = len(asked)
+        return whole[cut:] if whole[:cut] == asked else self.encode_rest(text)
 
     @property
     def end_of_turn(self) -> tuple[int, ...]:
@@ -287,12 +241,3 @@ def _has_template(tokenizer: Any) -> bool:
         if hasattr(tokenizer, name):
             return bool(getattr(tokenizer, name))
     return False
-
-
-def _eos_ids(tokenizer: Any) -> list[int]:
-    ids = getattr(tokenizer, "eos_token_ids", None)
-    if ids is None:
-        ids = getattr(tokenizer, "eos_token_id", None)
-    if ids is None:
-        return []
-    return [ids] if isinstance(ids, int) else [int(token) for token in ids]

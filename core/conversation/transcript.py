@@ -144,7 +144,7 @@ class Transcript:
     def given_answer(self, text: str, finish: str = "stop") -> Turn:
         """The turn of an answer that is known as text only."""
         ended = self.chat.end_of_turn if finish == "stop" else ()
-        ids = (*self.chat.encode(text), *ended)
+        ids = (*self.chat.encode_answer(text), *ended)
         return Turn("assistant", text, ids, text + self.chat.decode(ended), finish=finish)
 
     def head(self, turn: Turn, characters: int) -> Turn:

@@ -49,7 +49,7 @@ def test_it_makes_an_answer_of_what_was_said(open_puppet: OpenPuppet) -> None:
     assert agent.ask("one").get(timeout=WAIT).text == "That was 1."
     assert agent.ask("two").get(timeout=WAIT).text == "That was 2."
     assert "You count." in heard[0]
-    assert heard[1].startswith(heard[0] + "That was 1.")
+    assert heard[1].startswith(heard[0] + " That was 1.")
 
 
 def test_a_long_answer_comes_in_pieces(open_puppet: OpenPuppet) -> None:

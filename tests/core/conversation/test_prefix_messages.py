@@ -111,6 +111,22 @@ def test_a_conversation_of_its_own_is_rendered_like_one_that_was_held() -> None:
     assert draft.turns == tuple(held.turns)
 
 
+@every_tokenizer
+@pytest.mark.parametrize("template", ["chatml", "marks"])
+def test_a_conversation_of_its_own_has_the_tokens_of_its_whole_rendering(
+    algorithm: str, template: str
+) -> None:
+    chat = chat_format(algorithm, template)
+    said = [("user", Q1), ("assistant", "a cab"), ("user", Q2)]
+
+    draft = match_messages(Transcript(chat, "test"), said)
+
+    messages = [{"role": role, "content": text} for role, text in said]
+    assert [token for turn in draft.turns for token in turn.token_ids] == (
+        chat.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    )
+
+
 @pytest.mark.parametrize(("threshold", "keep"), [(0.4, 3), (0.8, 0)])
 def test_a_conversation_that_ends_early_is_answered_where_it_ends(
     threshold: float, keep: int

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from makers import OpenSystem
 
+from kvactors.actors import Sampling
 from kvactors.core.errors import ContextExceeded
 from kvactors.core.model.options import DEFAULT_MODEL, DRAFT_MODEL
 
@@ -53,6 +54,18 @@ def test_the_readmes_example_is_answered_to_the_letter(open_system: OpenSystem) 
         alice.ask("What is my cat called?").get(timeout=WAIT).text == "Your cat is called Biscuit."
     )
     assert alice.ask("What is my dog called?").get(timeout=WAIT).text == "I do not know."
+
+
+def test_a_choice_has_the_tokens_that_the_model_says_by_itself(open_system: OpenSystem) -> None:
+    system = open_system("default", store=False)
+    said = system.spawn("alice").ask("My cat is called Biscuit.").get(timeout=WAIT)
+
+    chosen = system.spawn("bob").ask(
+        "My cat is called Biscuit.", sampling=Sampling(choices=("nothing", said.text))
+    )
+
+    assert said.finish_reason == "stop"
+    assert chosen.get(timeout=WAIT).token_ids == said.token_ids
 
 
 @pytest.mark.parametrize("word", ["a" * 100_000, "Zorblat" * 3_000])

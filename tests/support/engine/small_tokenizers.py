@@ -39,9 +39,15 @@ DROPS_THINKING = (
     "{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}<|end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
+# Asks for an answer with a special token, as the default model's does.
+MARKS = (
+    "{% for m in messages %}<|start|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>{% endif %}"
+)
 TEMPLATES = {
     "none": None,
     "chatml": CHATML,
+    "marks": MARKS,
     "default system": DEFAULT_SYSTEM,
     "drops thinking": DROPS_THINKING,
 }
@@ -115,7 +121,7 @@ def talk(chat: ChatFormat, *said: str, system: str | None = None) -> Transcript:
         if index % 2 == 0:
             transcript.extend([transcript.render("user", text, answer=True)])
         else:
-            ids = (*chat.encode(text), *chat.end_of_turn)
+            ids = (*chat.encode_answer(text), *chat.end_of_turn)
             transcript.extend([transcript.answer(ids, "stop")])
     return transcript
 

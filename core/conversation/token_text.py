@@ -1,0 +1,77 @@
+"""Text as token ids, and back. Tokenizers are not thread-safe: every call takes the lock."""
+
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from kvactors.core.errors import ContextExceeded
+
+__all__ = ["TokenText"]
+
+
+class TokenText:
+    """A tokenizer without its chat template; `eos`: the tokens that end a text. Any thread."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.eos = frozenset(_eos_ids(tokenizer))
+        self._lock = threading.Lock()
+
+    def check_length(self, characters: int, context: int) -> None:
+        """Raise ContextExceeded where so many `characters` are more than a whole `context` of the
+        longest tokens: before they are tokenized, which holds up all who read or write."""
+        if characters <= context or self.longest_token is None:
+            return
+        if characters > context * self.longest_token:
+            raise ContextExceeded(
+                f"{characters} characters exceed the context of {context} tokens: no token has "
+                f"more than {self.longest_token} characters"
+            )
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, no special tokens added."""
+        with self._lock:
+            try:
+                return list(self.tokenizer.encode(text, add_special_tokens=False))
+            except TypeError:
+                return list(self.tokenizer.encode(text))
+
+    def encode_whole(self, text: str) -> list[int]:
+        """Token ids of a text by itself: with what the tokenizer begins texts with, if it does."""
+        with self._lock:
+            return list(self.tokenizer.encode(text))
+
+    def encode_rest(self, text: str) -> list[int]:
+        """Token ids of a text that goes on in the middle of a line.
+
+        Some tokenizers put a space before whatever they are given. Behind a line break they
+        do not, and the break's own tokens are taken off again.
+        """
+        adds_space = self.decode(self.encode("a") * 2) == "a a"
+        if not adds_space:
+            return self.encode(text)
+        anchor, whole = self.encode("\n"), self.encode("\n" + text)
+        cut = len(anchor)
+        return whole[cut:] if cut and whole[:cut] == anchor else self.encode(text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of token ids, special tokens included."""
+        with self._lock:
+            return str(self.tokenizer.decode(list(tokens)))
+
+    @cached_property
+    def longest_token(self) -> int | None:
+        """Characters of the longest token; None where the tokenizer has no vocabulary to tell."""
+        with self._lock:
+            known = self.tokenizer.get_vocab() if hasattr(self.tokenizer, "get_vocab") else ()
+        return max(map(len, known), default=None)
+
+
+def _eos_ids(tokenizer: Any) -> list[int]:
+    ids = getattr(tokenizer, "eos_token_ids", None)
+    if ids is None:
+        ids = getattr(tokenizer, "eos_token_id", None)
+    if ids is None:
+        return []
+    return [ids] if isinstance(ids, int) else [int(token) for token in ids]
