@@ -1,5 +1,6 @@
-"""Sampling: parameters, and the draw of one row (mlx-lm's filters, our own random keys)."""
+"""Sampling: parameters, and the draw of one row (filters as in mlx-lm, our own random keys)."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,7 +15,7 @@ from kvactors.core.schedule.logprobs import MOST_LIKELIEST
 if TYPE_CHECKING:
     import mlx.core as mx
 
-__all__ = ["Filters", "Sampling", "draw", "draw_choice", "draw_key"]
+__all__ = ["Filters", "Sampling", "draw", "draw_choice", "draw_key", "filtered"]
 
 
 # Each costs one forward of its own tokens.
@@ -181,14 +182,29 @@ def draw(
         row = penalize(context, row)
     if filters.temperature == 0:
         return mx.argmax(row[0], axis=-1)
-    row = row - mx.logsumexp(row, axis=-1, keepdims=True)
-    if 0 < filters.top_p < 1:
-        row = sample_utils.apply_top_p(row, filters.top_p)
-    if filters.min_p > 0:
-        row = sample_utils.apply_min_p(row, filters.min_p)
-    if 0 < filters.top_k < row.shape[-1]:
-        row = sample_utils.apply_top_k(row, filters.top_k)
+    row = filtered(row - mx.logsumexp(row, axis=-1, keepdims=True), filters)
     return mx.random.categorical(row[0] / filters.temperature, key=key)
+
+
+def filtered(row: "mx.array", filters: Filters) -> "mx.array":
+    """Log-probabilities [1, vocab], -inf where a token is left out: as mlx-lm's filters, which are
+    compiled anew for each value that they have not seen."""
+    import mlx.core as mx
+
+    if 0 < filters.top_p < 1:
+        rising = mx.sort(row, axis=-1)
+        likely = mx.exp(rising)
+        above = mx.cumsum(likely, axis=-1, reverse=True, inclusive=False)
+        most = filters.top_p * (above[:, :1] + likely[:, :1])
+        dropped = (above >= most).sum(axis=-1, keepdims=True)
+        row = mx.where(row < mx.take_along_axis(rising, dropped, axis=-1), -mx.inf, row)
+    if filters.min_p > 0:
+        least = mx.max(row, axis=-1, keepdims=True) + math.log(filters.min_p)
+        row = mx.where(row < least, -mx.inf, row)
+    if 0 < filters.top_k < row.shape[-1]:
+        others = mx.argpartition(-row, kth=filters.top_k - 1, axis=-1)[:, filters.top_k :]
+        row = mx.put_along_axis(row, others, mx.array(-mx.inf), axis=-1)
+    return row
 
 
 def draw_choice(scores: Sequence[float], sampling: Sampling, key: int) -> int:

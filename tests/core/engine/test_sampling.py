@@ -1,16 +1,18 @@
 """Sampling: each filter leaves the tokens that it says, and draws depend on all that makes them."""
 
+import io
 import math
 from typing import Any
 
 import mlx.core as mx
 import pytest
 from makers import LoadGrid, MakeEngine, OpenSystem, prompt_of
+from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
 from kvactors.actors import Reply, Sampling
 from kvactors.core.engine.engine import Engine
 from kvactors.core.schedule.drawing import PENALTY_CONTEXT
-from kvactors.core.schedule.sampling import draw
+from kvactors.core.schedule.sampling import draw, filtered
 from kvactors.core.testing.engines import make_request, run_engine
 from kvactors.core.testing.models import grid
 
@@ -47,6 +49,39 @@ def test_a_filter_leaves_the_likely_tokens_and_each_of_them_is_drawn(
     drawn = {draw(logits, sampling.filters, mx.random.key(key), None).item() for key in range(300)}
 
     assert drawn == left
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_filters_leave_what_mlx_lms_leave_to_the_bit(seed: int) -> None:
+    keys = mx.random.split(mx.random.key(seed), 4)
+    top_p, min_p = (float(mx.random.uniform(key=key)) for key in keys[:2])
+    top_k = int(mx.random.randint(1, 300, key=keys[2]))
+    # Halves are often alike; and what a grammar does not allow has no chance.
+    logits = mx.round(mx.random.normal((1, 3000), scale=3.0, key=keys[3]) * 2) / 2 ** (seed % 2)
+    logits[:, seed::8] = -mx.inf
+    row = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    mx.disable_compile()
+    try:
+        expected = [apply_top_p(row, top_p), apply_min_p(row, min_p), apply_top_k(row, top_k)]
+        both = apply_top_k(apply_min_p(apply_top_p(row, top_p), min_p), top_k)
+    finally:
+        mx.enable_compile()
+
+    alone = Sampling(top_p=top_p), Sampling(min_p=min_p), Sampling(top_k=top_k)
+    together = Sampling(top_p=top_p, min_p=min_p, top_k=top_k)
+    found = [filtered(row, sampling.filters) for sampling in (*alone, together)]
+
+    assert all(map(mx.array_equal, found, [*expected, both]))
+
+
+def test_a_draw_waits_for_no_compiler() -> None:
+    sampling = Sampling(temperature=0.8, top_p=0.713, min_p=0.0171, top_k=3)
+    graph = io.StringIO()
+
+    mx.export_to_dot(graph, draw(mx.arange(9.0), sampling.filters, mx.random.key(0), None))
+
+    assert "Sort" in graph.getvalue()
+    assert "Compiled" not in graph.getvalue()
 
 
 @pytest.mark.parametrize("filters", [{"top_p": 1e-6}, {"top_k": 1}, {"min_p": 1.0}], ids=str)
