@@ -28,7 +28,7 @@ from kvactors.core.model.options import ModelOptions
 from kvactors.core.model.trace_probe import why_eager
 from kvactors.core.quant.device import on_cpu
 
-__all__ = ["CPU_CHUNK", "LoadedModel", "choose_policy", "load_model"]
+__all__ = ["CPU_CHUNK", "LoadedModel", "choose_policy", "load_model", "stated_positions"]
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ def _vocabulary(model: Any) -> int:
 
 
 def _context(model: Any, options: ModelOptions) -> int:
-    longest = _said(model, _POSITIONS) or DEFAULT_CONTEXT
+    longest = stated_positions(model) or DEFAULT_CONTEXT
     if options.context is not None and options.context > longest:
         raise InvalidConfig(
             f"context={options.context} exceeds the model's {longest} positions: it can only "
@@ -177,8 +177,9 @@ def _context(model: Any, options: ModelOptions) -> int:
     return int(options.context or longest)
 
 
-# The positions that it was made for.
-_POSITIONS = ("max_position_embeddings", "n_positions", "model_max_length")
+def stated_positions(model: Any) -> int | None:
+    """How many positions a model was made for, if it says so."""
+    return _said(model, ("max_position_embeddings", "n_positions", "model_max_length"))
 
 
 def _said(model: Any, names: Sequence[str]) -> int | None:

@@ -6,6 +6,7 @@
 A session belongs to the thread that makes it, as MLX's arrays do.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -28,7 +29,7 @@ from kvactors.core.cache.family.step_plan import whole_numbers
 from kvactors.core.cache.spec import ModelCacheSpec
 from kvactors.core.errors import InvalidConfig, InvalidStep, TokenOutOfRange, UnsupportedLayer
 from kvactors.core.model.layer_kinds import derive_layers
-from kvactors.core.model.load import choose_policy, derive_spec
+from kvactors.core.model.load import choose_policy, derive_spec, stated_positions
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.numbers import whole
 
@@ -45,7 +46,8 @@ Face = TypeVar("Face", bound=Cache)
 
 class Session(CacheSession[Face]):
     """A context manager: `key` is where its `cache` is found in the registry until it is closed,
-    `row` has the bytes. Tokens are those of `vocabulary` rows of the `model`'s embedding.
+    `row` has the bytes. Tokens are those of `vocabulary` rows of the `model`'s embedding, positions
+    those that it says it was made for, if it does.
 
     The model is shared by as many sessions as there are; what one of them remembers is all here.
     """
@@ -56,6 +58,7 @@ class Session(CacheSession[Face]):
         self._planner = cast(Planner, cache)
         self._model = model
         self._vocabulary = vocabulary
+        self._positions = stated_positions(model) or math.inf
 
     def close(self) -> None:
         """Forget the key, and step no more; once or often. Who holds the cache goes on."""
@@ -78,6 +81,7 @@ class Session(CacheSession[Face]):
         fed = self._checked(tokens, len(positions))
         # MLX takes Python's integers alone.
         asked = whole_numbers("a position", positions)
+        self._check_positions(asked)
         plan = self._planner.plan(asked)
         try:
             logits = self.row.step(self._model, fed, asked, plan)
@@ -97,6 +101,15 @@ class Session(CacheSession[Face]):
                     f"token {token!r} is not in [0, {self._vocabulary}), the model's embedding"
                 )
         return mx.array(found, mx.int32)
+
+    def _check_positions(self, asked: Sequence[int]) -> None:
+        """Raise InvalidStep for one that a learned table lacks: it would be read without a word."""
+        for position in asked:
+            if position >= self._positions:
+                raise InvalidStep(
+                    f"position {position} is beyond the {self._positions} that the model says it "
+                    "was made for"
+                )
 
     def update_and_attend(
         self,

@@ -52,6 +52,19 @@ def test_what_is_no_step_is_refused_before_anything_is_done(
         fed(session, [1], [8])
 
 
+@pytest.mark.parametrize("maker", MAKERS)
+def test_a_position_that_the_model_was_not_made_for_is_refused(maker: Any) -> None:
+    model, text = build("gpt2", n_positions=16), [*PROMPT, *PROMPT, 12, 13]
+    with maker(model, CacheConfig(model_facts(model), 100, None)) as session:
+        fed(session, text[:14], range(14))
+
+        with pytest.raises(InvalidStep, match="position 16 is beyond the 16 that the model says"):
+            fed(session, [*text[14:], 14], range(14, 17))
+
+        last = fed(session, text[14:], range(14, 16))
+        assert mx.allclose(last, model(mx.array([text]))[0, 14:], atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("maker", "face", "others"),
     [
