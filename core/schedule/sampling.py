@@ -26,6 +26,8 @@ LONGEST_STOP = 1000
 LEAST_TEMPERATURE = 1e-6
 # Below, it is 0 as a float of 32 bits, and no token would be left.
 LEAST_TOP_P = 1e-30
+# Below and beyond, a float of 32 bits has no number for it, or none for what it makes of logits.
+LEAST_PENALTY, MOST_PENALTY = 1e-30, 1e30
 # Beyond it all tokens are alike, and a float32 has no number for much more.
 MOST_TEMPERATURE = 1e6
 # Parameters from 0 to so much.
@@ -100,6 +102,8 @@ class Sampling:
             raise InvalidSampling("an answer has a grammar or choices, not both")
         if self.repetition_penalty == 0:
             raise InvalidSampling("repetition_penalty must be above 0; 1.0 turns it off")
+        penalty = min(max(self.repetition_penalty, LEAST_PENALTY), MOST_PENALTY)
+        object.__setattr__(self, "repetition_penalty", penalty)
         if self.top_logprobs is not None:
             most = _whole("top_logprobs", self.top_logprobs, 0, MOST_LIKELIEST)
             object.__setattr__(self, "top_logprobs", most)

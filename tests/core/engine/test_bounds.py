@@ -264,6 +264,17 @@ def test_parameters_that_are_zero_as_floats_are_as_narrow_as_can_be() -> None:
     assert {draw(rising, narrow, mx.random.key(n), None).item() for n in range(8)} == {127}
 
 
+@pytest.mark.parametrize(("penalty", "sign"), [(1e-46, 1.0), (1e39, -1.0)])
+def test_a_penalty_that_no_float_holds_is_as_strong_as_can_be(penalty: float, sign: float) -> None:
+    strong = Sampling(temperature=1.0, repetition_penalty=penalty)
+    # All of them were infinite, and none likelier than another.
+    logits, known = mx.sort(sign * mx.arange(1.0, 9.0)), mx.arange(8)
+
+    drawn = {draw(logits, strong.filters, mx.random.key(n), known).item() for n in range(8)}
+
+    assert drawn == {7}
+
+
 def test_a_stop_string_has_a_length() -> None:
     assert Sampling(stop=("x" * 1000,)).stop
     with pytest.raises(InvalidSampling, match="1000 characters"):
