@@ -1,4 +1,4 @@
-"""A process under load that says what it was promised, until it is killed.
+"""A process under load that says what it was promised, until it is killed: it never ends.
 
 Usage: crash_child.py STORE SEED. Prints one JSON line per settled future: the agent, how many
 turns its transcript has, and whether `durable` or `cached` resolved.
@@ -7,16 +7,18 @@ turns its transcript has, and whether `durable` or `cached` resolved.
 import json
 import sys
 import threading
+from itertools import count
 from typing import Any
 
 from kvactors.core import blas
 
 blas.preload()
 
-from kvactors.actors import Agent, AgentSystem, Reply, Sampling  # noqa: E402
+from kvactors.actors import AgentSystem, Reply, Sampling  # noqa: E402
 from kvactors.core.testing.models import PlainTokenizer, tiny_model  # noqa: E402
 
 AGENTS = 4
+FULL = 7000
 _say = threading.Lock()
 
 
@@ -30,15 +32,18 @@ def say(**line: Any) -> None:
         print(json.dumps(line), flush=True)
 
 
-def talk(agent: Agent, seed: int) -> None:
-    for turn in range(10_000):
-        prompt = [1 + (seed + turn + i) % 127 for i in range(5 + 37 * (turn % 5))]
-        if sum(len(t.token_ids) for t in agent.transcript().turns) > 7000:
-            return
-        reply: Reply = agent.ask(prompt, sampling=Sampling(max_tokens=6)).get()
-        turns = len(agent.transcript().turns)
-        tokens = len(agent.transcript().token_ids)
-        threading.Thread(target=watch, args=(agent.agent_id, turns, tokens, reply)).start()
+def talk(system: AgentSystem, number: int, seed: int) -> None:
+    """Turns of one agent after the other, each until it is nearly full: there is always another."""
+    for life in count():
+        agent = system.spawn(f"agent {number}.{life}")
+        turn = 0
+        while len(agent.transcript().token_ids) <= FULL:
+            prompt = [1 + (seed + turn + i) % 127 for i in range(5 + 37 * (turn % 5))]
+            reply: Reply = agent.ask(prompt, sampling=Sampling(max_tokens=6)).get()
+            held = agent.transcript()
+            told = (agent.agent_id, len(held.turns), len(held.token_ids), reply)
+            threading.Thread(target=watch, args=told).start()
+            turn += 1
 
 
 def watch(agent_id: str, turns: int, tokens: int, reply: Reply) -> None:
@@ -52,10 +57,7 @@ def main() -> None:
     store, seed = sys.argv[1], int(sys.argv[2])
     with AgentSystem(crash_model, store=store) as system:
         say(what="ready")
-        threads = [
-            threading.Thread(target=talk, args=(system.spawn(f"agent {i}"), seed + i))
-            for i in range(AGENTS)
-        ]
+        threads = [threading.Thread(target=talk, args=(system, i, seed + i)) for i in range(AGENTS)]
         for thread in threads:
             thread.start()
         for thread in threads:
