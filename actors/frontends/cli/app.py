@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from kvactors.actors.frontends.cli.cluster_commands import commands as clustering
 from kvactors.actors.frontends.cli.run import commands as running
 from kvactors.actors.frontends.cli.store_commands import Json, Model, StoreDir, commands, text
-from kvactors.actors.frontends.console.options import new_file, refuse
+from kvactors.actors.frontends.console.options import folder, new_file, refuse
 from kvactors.actors.frontends.server.web.command import commands as serving
 from kvactors.core.errors import KvactorsError
 
@@ -72,7 +72,9 @@ def demo(
     store: Annotated[
         Path | None,
         typer.Option(
-            help="Keep them here, and forget an earlier demo's.", show_default="a temporary one"
+            parser=folder,
+            help="Keep them here, and forget an earlier demo's.",
+            show_default="a temporary one",
         ),
     ] = None,
     json: Json = False,
@@ -117,7 +119,9 @@ def stress(
     store: Annotated[
         Path | None,
         typer.Option(
-            help="A new directory: keep the agents in it.", show_default="a temporary one"
+            parser=folder,
+            help="A new directory: keep the agents in it.",
+            show_default="a temporary one",
         ),
     ] = None,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from kvactors.actors.frontends.cli.store_commands import Json, Model, text
-from kvactors.actors.frontends.console.options import refuse
+from kvactors.actors.frontends.console.options import folder, refuse
 
 __all__ = ["commands"]
 
@@ -28,7 +28,10 @@ Address = Annotated[
 def node(
     context: typer.Context,
     store: Annotated[
-        Path, typer.Option("--store", help="Where this node keeps memories; its own alone.")
+        Path,
+        typer.Option(
+            "--store", parser=folder, help="Where this node keeps memories; its own alone."
+        ),
     ],
     *,
     head: Annotated[bool, typer.Option("--head", help="Begin a cluster.")] = False,

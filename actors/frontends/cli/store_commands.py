@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from kvactors.actors.frontends.console.options import folder
+
 __all__ = ["FormatName", "Json", "Model", "StoreDir", "commands", "text"]
 
 # Those of kvactors.persistence.formats.registry, which is not loaded for a page of help.
@@ -26,7 +28,10 @@ Model = Annotated[str, typer.Option("--model", help='"default", a model director
 StoreDir = Annotated[
     Path | None,
     typer.Option(
-        "--store", help="Where memories are kept.", show_default="$KVACTORS_HOME, or ~/.kvactors"
+        "--store",
+        parser=folder,
+        help="Where memories are kept.",
+        show_default="$KVACTORS_HOME, or ~/.kvactors",
     ),
 ]
 AgentId = Annotated[str, typer.Argument(parser=text, help="Whose memory.")]

@@ -8,7 +8,15 @@ import typer
 from kvactors.core.errors import InvalidInput
 from kvactors.persistence.files.home import expanded
 
-__all__ = ["new_file", "refuse"]
+__all__ = ["folder", "new_file", "refuse"]
+
+
+def folder(value: str) -> Path:
+    """A folder, as an option names it. Raises BadParameter for an empty text: that would be the one
+    where one is."""
+    if not value:
+        raise typer.BadParameter("an empty text names no folder: leave it out, or write '.'")
+    return Path(value)
 
 
 def new_file(value: str) -> Path:

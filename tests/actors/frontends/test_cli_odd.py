@@ -59,6 +59,22 @@ def test_a_home_that_nobody_has_is_refused_in_one_line() -> None:
         AgentSystem(store="~nobody-here/x")
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["agents", "inspect x", "store verify", "chat", "top", "demo", "stress", "serve", "node"],
+)
+def test_a_store_without_a_name_is_not_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    code, _, error = run(*command.split(), "--store", "")
+
+    assert code == 2
+    assert "an empty text names no folder" in " ".join(error.replace("│", "").split())
+    assert not list(tmp_path.iterdir())
+
+
 def test_typed_bytes_that_are_no_text_do_not_end_a_chat(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-P", "-m", "kvactors.actors.cli", "chat", "--store", tmp_path],

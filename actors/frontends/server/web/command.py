@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from kvactors.actors.frontends.console.options import folder
+
 __all__ = ["PORT", "commands", "wait_for_signal"]
 
 commands = typer.Typer()
@@ -24,7 +26,9 @@ def _serve(
     store: Annotated[
         Path | None,
         typer.Option(
-            "--store", help="Where memories are kept. [default: $KVACTORS_HOME, ~/.kvactors]"
+            "--store",
+            parser=folder,
+            help="Where memories are kept. [default: $KVACTORS_HOME, ~/.kvactors]",
         ),
     ] = None,
     host: Annotated[
