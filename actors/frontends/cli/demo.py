@@ -82,9 +82,6 @@ def run_demo(
                     f"second process ({asked.pid}): restores": json.loads(asks.read_bytes()),
                 }
             )
-    if trace is not None:
-        write(whole, trace)
-        err.print(f"The trace is in {trace}: open it at https://ui.perfetto.dev.", soft_wrap=True)
     entries = json.loads(asked.output)
     if as_json:
         sys.stdout.write(json.dumps({"model": model, "agents": entries}) + "\n")
@@ -93,6 +90,9 @@ def run_demo(
         out.print(_verdict(entries), soft_wrap=True)
         if store is not None:
             out.print(f"Look into it: kvactors agents --store {store}", soft_wrap=True)
+    if trace is not None:
+        write(whole, trace)
+        err.print(f"The trace is in {trace}: open it at https://ui.perfetto.dev.", soft_wrap=True)
     if draw is not None and plot is not None:
         draw(whole, plot)
         err.print(f"The timeline is in {plot}.", soft_wrap=True)

@@ -1,5 +1,6 @@
 """Options of the command line that are looked at before any work is done."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,14 +21,28 @@ def folder(value: str) -> Path:
 
 
 def new_file(value: str) -> Path:
-    """A file that is written at the end, as an option names it: in a folder that is there. Raises
-    BadParameter."""
+    """A file that is written at the end, as an option names it: in a folder that is there, and
+    where it can be written. Raises BadParameter."""
     path = expanded(value)
     if path.is_dir():
         raise typer.BadParameter(f"{value!r} is a folder: name a file")
     if not path.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {str(path.parent)!r}: make it first")
+    try:
+        _try_to_write(path)
+    except OSError as error:
+        raise typer.BadParameter(f"{value!r} cannot be written: {error.strerror}") from error
     return path
+
+
+def _try_to_write(path: Path) -> None:
+    """Raise OSError where a file cannot be written; one that is there stays as it is."""
+    if not path.exists():
+        made = Path(os.path.realpath(path))
+        made.open("xb").close()
+        made.unlink()
+    elif path.is_file():  # A pipe would wait for its reader.
+        path.open("ab").close()
 
 
 def refuse(context: typer.Context, names: Iterable[str], reason: str) -> None:

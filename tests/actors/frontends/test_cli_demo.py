@@ -19,6 +19,8 @@ KEYS = {
     "agent", "question", "answer", "expected", "right", "cache", "reused_tokens",
     "prefilled_tokens", "ttft_cold_ms", "ttft_warm_ms",
 }  # fmt: skip
+ENTRY = dict.fromkeys(KEYS, 1) | dict.fromkeys(("agent", "question", "answer", "expected"), "x")
+ENTRY["cache"] = "cold"
 
 
 def strangers(count: int) -> int:
@@ -55,13 +57,26 @@ def test_a_stranger_was_never_told_what_it_is_asked() -> None:
 def test_an_agent_that_was_not_warm_makes_the_status_1(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    entry = dict.fromkeys(KEYS, 1) | dict.fromkeys(("agent", "question", "answer"), "x")
-    entry |= {"expected": "x", "cache": "cold"}
-    ended = Ended(1, json.dumps([entry]))
+    ended = Ended(1, json.dumps([ENTRY]))
 
     status = run_demo(1, None, "default", as_json=False, run=lambda *_: ended)
 
     assert status == 1
+    assert "0 of 1 agents warm" in capsys.readouterr().out
+
+
+def test_a_trace_that_cannot_be_written_any_more_takes_no_table_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(phase: str, _agents: int, _store: Path, _model: str, trace: Path | None) -> Ended:
+        assert trace is not None
+        about = {"began_at": 0, "dropped_events": 0}
+        trace.write_text(json.dumps({"traceEvents": [], "otherData": about}))
+        return Ended(1, json.dumps([ENTRY]))
+
+    with pytest.raises(FileNotFoundError):
+        run_demo(1, None, "default", tmp_path / "gone" / "x", as_json=False, run=run)
+
     assert "0 of 1 agents warm" in capsys.readouterr().out
 
 

@@ -1,5 +1,6 @@
 """Odd names, odd input, odd places: each is shown as it is, or refused in one line."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from kvactors.actors import AgentSystem, default_store
 from kvactors.actors.frontends.cli.app import app
 from kvactors.actors.frontends.console.child import child_command
+from kvactors.actors.frontends.console.options import new_file
 from kvactors.core.errors import InvalidConfig
 from kvactors.persistence import Store
 from kvactors.persistence.testing.doubles import example_segment
@@ -94,6 +96,31 @@ def test_a_picture_of_no_form_is_refused_before_anything_is_told(tmp_path: Path,
     assert (code, said) == (2, "")
     assert "such as x.png" in " ".join(error.split())
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["demo --trace", "stress --report", "bench --json"])
+def test_a_file_that_cannot_be_written_is_refused_before_any_work(
+    tmp_path: Path, option: str
+) -> None:
+    nobody = tmp_path / "itself.json"
+    nobody.symlink_to(nobody)
+
+    code, said, error = run(*option.split(), nobody)
+
+    assert (code, said) == (2, "")
+    assert "cannot be written" in " ".join(error.replace("│", "").split())
+
+
+def test_trying_whether_a_file_can_be_written_leaves_all_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "old.json").write_text("{}")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("new.json")
+
+    for name in ("old.json", "new.json", "pipe", "link"):
+        assert new_file(str(tmp_path / name)) == tmp_path / name
+
+    assert (tmp_path / "old.json").read_text() == "{}"
+    assert {path.name for path in tmp_path.iterdir()} == {"old.json", "pipe", "link"}
 
 
 def test_a_command_in_a_process_of_its_own_takes_no_module_from_the_working_directory(
