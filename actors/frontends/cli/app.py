@@ -73,7 +73,7 @@ def demo(
         Path | None,
         typer.Option(
             parser=folder,
-            help="Keep them here, and forget an earlier demo's.",
+            help="Keep them here, and forget those of their names first.",
             show_default="a temporary one",
         ),
     ] = None,
@@ -120,7 +120,7 @@ def stress(
         Path | None,
         typer.Option(
             parser=folder,
-            help="A new directory: keep the agents in it.",
+            help="A new directory: keep the agents in its folder `store`.",
             show_default="a temporary one",
         ),
     ] = None,

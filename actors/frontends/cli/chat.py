@@ -21,7 +21,7 @@ from kvactors.actors.frontends.console.key import stored_key
 from kvactors.actors.system.system import AgentSystem, default_store
 from kvactors.actors.turns.reply import Reply
 from kvactors.actors.turns.stream import ReplyStream
-from kvactors.core.errors import EngineDied, KvactorsError, SystemStopped
+from kvactors.core.errors import EngineDied, InvalidInput, KvactorsError, SystemStopped
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.persistence.files.home import expanded
 from kvactors.persistence.files.naming import MANIFEST_NAME, encode_agent_id
@@ -41,6 +41,8 @@ def run_chat(
     """Chat with `agent_id` of a `store` under a `model`, with a `system_prompt` if it is new, its
     replies decoded by `sampling`, until /quit or the end of input. Whether each line went well, or
     somebody at a terminal saw which did not. Raises KvactorsError."""
+    if sys.stdin is None:
+        raise InvalidInput("stdin is closed: a chat reads what you say from there")
     bar = PrefillBar()
     root = expanded(store or default_store())
     with unechoed():

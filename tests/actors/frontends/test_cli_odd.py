@@ -89,6 +89,18 @@ def test_typed_bytes_that_are_no_text_do_not_end_a_chat(tmp_path: Path) -> None:
     assert b"Traceback" not in ended.stderr
 
 
+def test_a_chat_whose_stdin_is_closed_is_refused_in_one_line(tmp_path: Path) -> None:
+    command = child_command("chat", "--store", tmp_path / "new")
+
+    ended = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *command], capture_output=True, text=True, timeout=WAIT
+    )
+
+    assert ended.returncode == 2
+    assert ended.stderr == "error: stdin is closed: a chat reads what you say from there\n"
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize("name", ["x.foo", "x"])
 def test_a_picture_of_no_form_is_refused_before_anything_is_told(tmp_path: Path, name: str) -> None:
     code, said, error = run("demo", "--agents", "1", "--plot", tmp_path / name)
