@@ -1,11 +1,12 @@
 """Whoever asks agents of encrypted nodes: with their key."""
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 from kvactors.actors.cluster.machine.seals import Seals
 from kvactors.actors.cluster.protocol.client import Client
-from kvactors.actors.cluster.protocol.errors import HostFailed
+from kvactors.actors.cluster.protocol.errors import HostFailed, WrongRecord
 from kvactors.actors.cluster.protocol.interfaces import Clock, Record, Transport
 from kvactors.actors.cluster.protocol.records import Place, Settings
 from kvactors.core.errors import InvalidConfig
@@ -90,8 +91,20 @@ class _SealedClient(Client):
     async def cancel(self, agent: str, request: str, seconds: float) -> dict[str, Any]:
         """See Client; its answer is opened here."""
         seals = self._seals
-        given = await super().cancel(agent, request, seconds)
+        try:
+            given = await super().cancel(agent, request, seconds)
+        except HostFailed as error:
+            raise seals.open_failure(agent, error) from error
         return {**given, "answer": seals.open_answer(agent, given["answer"])}
+
+    async def fork(self, agent: str, child: str, request: str, seconds: float) -> bool:
+        """See Client. Either of both may have failed."""
+        try:
+            return await super().fork(agent, child, request, seconds)
+        except HostFailed as error:
+            with suppress(WrongRecord):
+                raise self._seals.open_failure(agent, error) from error
+            raise self._seals.open_failure(child, error) from error
 
     async def stream(
         self, agent: str, request: Record, seconds: float

@@ -1,16 +1,23 @@
 """A cluster whose nodes have a key: what is said is nowhere to be read, on the way or on disk, and
 everything goes on as without one."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import pytest
+from seeded import Bug, bug, seeded
 from together import Together
 
 from kvactors import Cluster
+from kvactors.actors.cluster.host.host import SystemHost
+from kvactors.actors.cluster.machine.clock import MonotonicClock
+from kvactors.actors.cluster.machine.sealed_client import open_client
 from kvactors.actors.cluster.member.member import check_key
+from kvactors.actors.cluster.protocol.client import Client
+from kvactors.actors.cluster.protocol.errors import HostFailed
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.core.errors import InvalidConfig, TokenOutOfRange
 
@@ -118,6 +125,38 @@ def test_another_key_is_refused(together: Open) -> None:
             check_key(key, nodes.settings)
     with pytest.raises(InvalidConfig, match="have the same key"):
         check_key(KEY, Settings())
+
+
+def cannot_begin(who: str) -> Bug:
+    @bug(SystemHost, "begin")
+    def refused(true: Any) -> Any:
+        async def begin(host: SystemHost, agent: str, options: Any) -> None:
+            if agent == who:
+                raise InvalidConfig("what it does is not to be found here")
+            await true(host, agent, options)
+
+        return begin
+
+    return refused
+
+
+@pytest.mark.parametrize(
+    ("who", "asks"),
+    [
+        ("ada", lambda client: client.cancel("ada", "r", 60)),
+        ("ada", lambda client: client.fork("ada", "bob", "r", 60)),
+        ("bob", lambda client: client.fork("ada", "bob", "r", 60)),
+    ],
+)
+def test_why_an_agent_cannot_begin_is_told_to_who_has_the_key(
+    together: Open, who: str, asks: Callable[[Client], Coroutine[Any, Any, object]]
+) -> None:
+    nodes = together("one")
+    nodes.cluster.spawn("ada", system_prompt=PROMPT)
+    client = open_client(nodes.transport, MonotonicClock(), nodes.settings, KEY)
+
+    with seeded(cannot_begin(who)), pytest.raises(HostFailed, match="is not to be found here"):
+        nodes.loop.run(asks(client))
 
 
 def test_a_cluster_of_one_process_may_have_a_key_too(tmp_path: Path) -> None:
