@@ -62,11 +62,12 @@ def open_link(
     Raises as `connect`, and InvalidConfig for another key."""
     began = not ray.is_initialized()
     connect(address)
-    settings, loop = read_settings(seconds), LoopThread("kvactors-cluster")
     try:
-        link = Link(loop, RayTransport(), settings, seconds, key)
+        link = _link(seconds, key)
     except BaseException:
-        loop.stop()
+        if began and not _open:
+            # Or no other cluster could be tried.
+            ray.shutdown()
         raise
     _open[link] = began or any(_open.values())
 
@@ -76,6 +77,15 @@ def open_link(
             ray.shutdown()
 
     return link, leave
+
+
+def _link(seconds: float, key: EncryptionKey | None) -> Link:
+    settings, loop = read_settings(seconds), LoopThread("kvactors-cluster")
+    try:
+        return Link(loop, RayTransport(), settings, seconds, key)
+    except BaseException:
+        loop.stop()
+        raise
 
 
 def _parse(address: str) -> tuple[str, int]:
