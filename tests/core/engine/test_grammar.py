@@ -141,8 +141,11 @@ def test_a_guide_that_does_not_follow_its_turn_is_seen(
     apart = alone(loaded, make_engine)
     engine = make_engine(loaded)
 
-    with seeded(begins_again), pytest.raises(Exception, match=r".*"):
-        assert said(run_engine(engine, [(0, request) for request in turns()])) == apart
+    with seeded(begins_again):
+        found = said(run_engine(engine, [(0, request) for request in turns()]))
+
+    guided = {f"{row}" for row, form in enumerate(FORMS) if form.grammar}
+    assert {name for name in apart if found[name] != apart[name]} == guided
 
 
 def test_a_step_that_fails_costs_no_row_its_grammar(make_engine: MakeEngine) -> None:
