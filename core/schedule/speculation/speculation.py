@@ -168,7 +168,10 @@ class Speculation:
             turn.hear(request, self._acceptance)
 
     def took(self, rows: int, drafts: Mapping[Request, Sequence[int]], seconds: float) -> None:
-        """A forward of so many `rows`, which checked these `drafts`, if any, took `seconds`."""
+        """A forward of so many `rows`, which checked these `drafts`, if any, took `seconds`:
+        of none, by a clock that stands still, nothing is learned."""
+        if seconds <= 0:
+            return
         lengths = [len(draft) for draft in drafts.values()]
         if lengths:
             self._costs.note(rows, sum(lengths), max(lengths), seconds)

@@ -271,3 +271,18 @@ def test_a_stop_that_is_found_late_is_caught(load_grid: LoadGrid, make_engine: M
         found = ends(make_engine(loaded, speculation=ON), again)
 
     assert said(found) != said(plain)
+
+
+def test_a_clock_that_stands_still_fails_no_turn(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    loaded, sampling = load_grid(), Sampling(max_tokens=60)
+    engine = make_engine(loaded, speculation=ON, clock=lambda: 0.0)
+
+    found, plain = (
+        run_engine(each, [(0, make_request("a", [], [5, 9, 3] * 9, sampling))])
+        for each in (engine, make_engine(loaded))
+    )
+
+    assert engine.stats()["accepted_tokens"] > 0
+    assert said(found) == said(plain)
