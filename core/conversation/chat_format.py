@@ -56,6 +56,8 @@ class ChatFormat(TokenText):
         _, answered, self._ending = self._render(self._probe, answer=False).rpartition(_ANSWER)
         if not answered:
             raise TemplateError("the chat template does not render an assistant's answer")
+        asked_again = self._render([*self._probe, self._probe[0]], answer=True)
+        self._followed = asked_again.partition(_ANSWER)[2]
         self._closing = self._closing_in_history()
         self._asked = self._render(self._probe[:1], answer=True)
 
@@ -66,12 +68,22 @@ class ChatFormat(TokenText):
         return whole[cut:] if whole[:cut] == asked else self.encode_rest(text)
 
     @property
+    def written_end(self) -> tuple[int, ...]:
+        """The end token that the template itself writes after an answer, or none."""
+        return self._end_in(self._ending)
+
+    @property
     def end_of_turn(self) -> tuple[int, ...]:
-        """The end token that the template itself writes after an answer, or any, or none."""
+        """The end token that a model says after an answer: the one that the template writes there,
+        or begins the next turn with, or any, or none."""
+        return self.written_end or self._end_in(self._followed) or tuple(sorted(self.eos)[:1])
+
+    def _end_in(self, text: str) -> tuple[int, ...]:
+        """The end token that a text begins with, or none."""
         for token in sorted(self.eos):
-            if self._ending.strip().startswith(self.decode([token]).strip()):
+            if text.strip().startswith(self.decode([token]).strip()):
                 return (token,)
-        return tuple(sorted(self.eos)[:1])
+        return ()
 
     def grammar_tokens(self, size: int) -> GrammarTokens:
         """Its tokens as grammars know them, ids below `size`; made once for a model. Raises
@@ -107,8 +119,10 @@ class ChatFormat(TokenText):
 
         return _heard(role, text, render)
 
-    def following(self, role: str, text: str, *, answer: bool) -> str:
-        """What a later turn, `text` of `role`, adds after the previous answer's closing tokens."""
+    def following(self, role: str, text: str, *, answer: bool, behind: Sequence[int] = ()) -> str:
+        """What a later turn, `text` of `role`, adds after the previous answer's closing tokens;
+        `answer` as for `opening`. Where the template closes no answer, a model may end its own by
+        the token that the next turn begins with: at the end of the answer `behind`, it is there."""
         if role == "assistant":
             # An observed answer follows a question, or the template refuses it.
             asked = self._probe[:1]
@@ -121,7 +135,10 @@ class ChatFormat(TokenText):
         def render(said: str) -> str:
             return self._behind_answer({"role": role, "content": said}, answer=answer)
 
-        return _heard(role, text, render)
+        rendered = _heard(role, text, render)
+        ended = behind[-1:] if behind and behind[-1] in self.eos and not self._closing else ()
+        begun = self.decode(ended)
+        return rendered if text.startswith(begun) else rendered.removeprefix(begun)
 
     def with_tools(self, system: str, tools: Sequence[dict[str, Any]]) -> str | None:
         """The system prompt that the template itself makes of a `system` prompt and of `tools`,
@@ -182,11 +199,10 @@ class ChatFormat(TokenText):
         """What stands behind an answer that another turn follows. Some templates drop a closing
         newline then, and some end it by another token: what stands in the ledger wins, and what the
         turn adds starts where the two part. Raises TemplateError."""
-        _, _, rest = self._render([*self._probe, self._probe[0]], answer=True).partition(_ANSWER)
         for closing in (self._ending, self._ending.rstrip()):
-            if rest.startswith(closing):
+            if self._followed.startswith(closing):
                 return closing
-        first = self.encode(rest)[:1]
+        first = self.encode(self._followed)[:1]
         if first and first[0] in getattr(self.tokenizer, "all_special_ids", ()):
             return self.decode(first)
         raise TemplateError(_REWRITES)

@@ -143,7 +143,7 @@ class Transcript:
 
     def given_answer(self, text: str, finish: str = "stop") -> Turn:
         """The turn of an answer that is known as text only."""
-        ended = self.chat.end_of_turn if finish == "stop" else ()
+        ended = self.chat.written_end if finish == "stop" else ()
         ids = (*self.chat.encode_answer(text), *ended)
         return Turn("assistant", text, ids, text + self.chat.decode(ended), finish=finish)
 
@@ -198,7 +198,8 @@ class Transcript:
     def _frame(self, role: str, text: str, after: Sequence[Turn], *, answer: bool) -> str:
         """A text turn in its template, from where the turns before it are complete."""
         if after:
-            return self.chat.following(role, text, answer=answer)
+            behind = after[-1].token_ids if after[-1].is_answer else ()
+            return self.chat.following(role, text, answer=answer, behind=behind)
         return self.chat.opening(role, text, system=self.system_prompt, answer=answer)
 
     def _closing(self, turns: Sequence[Turn], back: int = _MOST_CUT) -> str:
@@ -234,7 +235,8 @@ class Transcript:
         """Where a turn's text begins in what was rendered of it."""
         if turn.is_answer or turn.raw:
             return 0
-        before = [] if turn is self.turns[0] else self.turns[:1]
+        place = next(place for place, own in enumerate(self.turns) if own is turn)
+        before = self.turns[:place]
         head, _, _ = self._frame(turn.role, PROBE, before, answer=True).partition(PROBE)
         place = turn.rendered.find(head)
         return place + len(head) if place >= 0 else len(turn.rendered)
