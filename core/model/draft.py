@@ -25,7 +25,7 @@ def with_draft(loaded: LoadedModel, source: Source, options: ModelOptions) -> Lo
     Raises ModelError, and InvalidConfig where their tokens are not the same."""
     ours = source == "default"
     name = "draft_model" if ours else getattr(source, "__name__", None)
-    name, model, tokenizer = open_model(
+    name, model, tokenizer, _ = open_model(
         DRAFT_MODEL if ours else source, replace(options, name=name)
     )
     _check_tokens(name, tokenizer, loaded)

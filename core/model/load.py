@@ -5,9 +5,10 @@ probing forward, and what cannot be supported is refused here with the reason. G
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
@@ -104,12 +105,12 @@ def _made_ready(model: Any, dtype: str) -> str:
 
 def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) -> LoadedModel:
     """Load, cast, derive the spec and identify. Raises ModelError or InvalidConfig."""
-    name, model, tokenizer = open_model(source, options)
+    name, model, tokenizer, config = open_model(source, options)
     mx.eval(model.parameters())
     weights = _made_ready(model, options.dtype)
     seam.install()
     linear_cpu.install()
-    spec = derive_spec(model, options)
+    spec = derive_spec(model, options, config)
     chat = ChatFormat(tokenizer, options.template_kwargs)
     if not chat.has_template:
         logger.warning(
@@ -145,10 +146,14 @@ def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) ->
     return replace(loaded, float_tokens=float_tokens, floats=in_float)
 
 
-def derive_spec(model: Any, options: ModelOptions) -> ModelCacheSpec:
-    """The cache spec of a model, from its own caches after a short forward, and how it is run."""
+def derive_spec(
+    model: Any, options: ModelOptions, config: Mapping[str, Any] = MappingProxyType({})
+) -> ModelCacheSpec:
+    """The cache spec of a model, from its own caches after a short forward, and how it is run.
+    `config`: what its `config.json` says."""
     layers, nesting = derive_layers(model, options)
-    spec = ModelCacheSpec(layers, _vocabulary(model), _context(model, options), nesting)
+    context = _context(stated_positions(model, config), options)
+    spec = ModelCacheSpec(layers, _vocabulary(model), context, nesting)
     return choose_plan(model, spec, exact=options.attention == "packed" or options.reproducible)
 
 
@@ -160,36 +165,40 @@ def _vocabulary(model: Any) -> int:
         for _, module in model.named_modules()
         if isinstance(module, nn.Embedding | nn.QuantizedEmbedding)
     ]
-    said = _said(model, ("vocab_size",))
+    said = _said(("vocab_size",), _arguments(model))
     if said in tables:
         return int(said)
     drawn = int(model(mx.array([[1]])).shape[-1])
     return drawn if drawn in tables or not tables else min(drawn, max(tables))
 
 
-def _context(model: Any, options: ModelOptions) -> int:
-    longest = stated_positions(model) or DEFAULT_CONTEXT
-    if options.context is not None and options.context > longest:
+def _context(longest: int | None, options: ModelOptions) -> int:
+    if options.context and longest and options.context > longest:
         raise InvalidConfig(
             f"context={options.context} exceeds the model's {longest} positions: it can only "
             "lower them"
         )
-    return int(options.context or longest)
+    return options.context or longest or DEFAULT_CONTEXT
 
 
-def stated_positions(model: Any) -> int | None:
-    """How many positions a model was made for, if it says so."""
-    return _said(model, ("max_position_embeddings", "n_positions", "model_max_length"))
+def stated_positions(model: Any, config: Mapping[str, Any] = MappingProxyType({})) -> int | None:
+    """How many positions a model was made for, if its `config.json` or its arguments say so."""
+    names = ("max_position_embeddings", "n_positions", "model_max_length")
+    return _said(names, config, _arguments(model))
 
 
-def _said(model: Any, names: Sequence[str]) -> int | None:
-    """The first of these numbers that a model's arguments, or its text model's, say."""
-    args = getattr(model, "args", None)
-    for held in (args, getattr(args, "text_config", None)):
-        found = held if isinstance(held, dict) else getattr(held, "__dict__", {})
-        for name in names:
-            if found.get(name):
-                return int(found[name])
+def _arguments(model: Any) -> Mapping[str, Any]:
+    return getattr(getattr(model, "args", None), "__dict__", {})
+
+
+def _said(names: Sequence[str], *described: Mapping[str, Any]) -> int | None:
+    """The first of these numbers that one who described a model, or its text model, says."""
+    for whole in described:
+        text = whole.get("text_config")
+        for said in (whole, text if isinstance(text, dict) else getattr(text, "__dict__", {})):
+            for name in names:
+                if said.get(name):
+                    return int(said[name])
     return None
 
 

@@ -25,10 +25,11 @@ TOKENIZER_FILES = ["*.json", "*.jsonl", "*.jinja", "*.txt", "*.model", "*.tiktok
 
 def open_model(
     source: str | Path | Callable[[], Any], options: ModelOptions
-) -> tuple[str, Any, Any]:
-    """Name, model and tokenizer of a `source`, as they are there. Raises ModelError."""
-    name, model, tokenizer = _opened(source, options)
-    return name, model, _wrapped(tokenizer)
+) -> tuple[str, Any, Any, dict[str, Any]]:
+    """Name, model, tokenizer and config, if it has one, of a `source`, as they are there. Raises
+    ModelError."""
+    name, model, tokenizer, config = _opened(source, options)
+    return name, model, _wrapped(tokenizer), config
 
 
 def open_tokenizer(source: str | Path) -> Any:
@@ -61,12 +62,14 @@ def _wrapped(tokenizer: Any) -> Any:
     return tokenizer
 
 
-def _opened(source: str | Path | Callable[[], Any], options: ModelOptions) -> tuple[str, Any, Any]:
+def _opened(
+    source: str | Path | Callable[[], Any], options: ModelOptions
+) -> tuple[str, Any, Any, dict[str, Any]]:
     if callable(source):
-        return options.name or "model", *_call(source)
+        return options.name or "model", *_call(source), {}
     target = locate(source)
     try:
-        model, tokenizer = mlx_load(target)[:2]
+        model, tokenizer, config = mlx_load(target, return_config=True)
     except SystemExit as error:
         # Some modules of mlx-lm exit the process where another package is missing.
         raise ModelError(
@@ -76,7 +79,7 @@ def _opened(source: str | Path | Callable[[], Any], options: ModelOptions) -> tu
     except Exception as error:
         where = "this directory" if Path(target).exists() else "the hub or its local cache"
         raise ModelNotFound(f"cannot load {str(source)!r} from {where}: {error}") from error
-    return options.name or str(source), model, tokenizer
+    return options.name or str(source), model, tokenizer, config
 
 
 def locate(source: str | Path) -> str:

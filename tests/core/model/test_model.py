@@ -10,7 +10,7 @@ import pytest
 from children import run_child
 
 from kvactors.actors import AgentSystem, Sampling
-from kvactors.core.errors import UnsupportedLayer
+from kvactors.core.errors import InvalidConfig, UnsupportedLayer
 from kvactors.core.model.load import load_model
 from kvactors.core.model.options import DEFAULT_MODEL, ModelOptions
 from kvactors.core.testing.families import build
@@ -187,6 +187,32 @@ def test_a_directory_with_float_or_4_bit_weights_loads_and_answers(
     reply = open_system(path).spawn("a").ask("Hello.", sampling=SHORT).get(timeout=WAIT)
 
     assert reply.usage.generated_tokens >= 1
+
+
+@pytest.mark.parametrize(
+    ("said", "context"),
+    [
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"text_config": {"max_position_embeddings": 131_072}}, 131_072),
+        ({}, 32_768),
+    ],
+)
+def test_the_context_is_what_the_directory_says_where_mlx_lm_does_not_read_it(
+    tmp_path: Path, said: dict[str, Any], context: int
+) -> None:
+    path, model = save_model_directory(tmp_path / "model", quantize=False), build("mixtral")
+    assert not hasattr(model.args, "max_position_embeddings")
+    model.save_weights(str(path / "model.safetensors"))
+    (path / "config.json").write_text(json.dumps({**vars(model.args), **said}))
+
+    assert load_model(path, ModelOptions()).spec.context == context
+    if said:
+        with pytest.raises(InvalidConfig, match=f"exceeds the model's {context} positions"):
+            load_model(path, ModelOptions(context=context + 1))
+
+
+def test_a_model_that_says_no_limit_has_the_one_that_is_asked_for() -> None:
+    assert load(build("mixtral"), context=65_536).spec.context == 65_536
 
 
 def test_a_hub_name_loads_from_the_local_cache_without_a_network(
