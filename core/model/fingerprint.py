@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 from mlx.utils import tree_flatten
 
-__all__ = ["fingerprint", "tokenizer_identity", "weights_hash"]
+__all__ = ["adapter_numbers", "fingerprint", "tokenizer_identity", "weights_hash"]
 
 
 def weights_hash(model: Any) -> str:
@@ -24,6 +24,17 @@ def weights_hash(model: Any) -> str:
         plain = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
         state.update(np.ascontiguousarray(np.array(plain, copy=False)).data)
     return state.hexdigest()
+
+
+def adapter_numbers(model: Any) -> dict[str, float]:
+    """What mlx-lm's adapters compute with beside their weights, by name: LoRA's scale."""
+    return {
+        f"{place}.{name}": value
+        for place, module in model.named_modules()
+        if type(module).__module__.startswith("mlx_lm.tuner.")
+        for name, value in vars(module).items()
+        if isinstance(value, int | float) and not name.startswith("_")
+    }
 
 
 def tokenizer_identity(tokenizer: Any) -> str:

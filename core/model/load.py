@@ -122,6 +122,7 @@ def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) ->
     described = layout(spec)
     floats = spec.in_float()
     float_tokens = 0 if floats == spec else options.float_tokens
+    adapters = fingerprint.adapter_numbers(model)
     identity = fingerprint.fingerprint(
         format=FORMAT_VERSION,
         name=options.name,
@@ -132,6 +133,7 @@ def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) ->
         template=str(getattr(tokenizer, "chat_template", None)),
         template_kwargs=options.template_kwargs,
         **({"float_tokens": float_tokens} if float_tokens else {}),
+        **({"adapters": adapters} if adapters else {}),
     )
     policy = choose_policy(spec, options)
     eager = why_eager(model, spec, policy)

@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from children import run_child
+from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from kvactors.actors import AgentSystem, Sampling
 from kvactors.core.errors import InvalidConfig, UnsupportedLayer
@@ -252,6 +253,19 @@ def test_the_fingerprint_tells_weights_precision_and_template_apart() -> None:
         load(tiny_model(seed=0), name="another").fingerprint,
     }
     assert len(others | {first.fingerprint}) == 6
+
+
+def test_the_fingerprint_sees_the_scale_of_an_adapter() -> None:
+    def adapted(scale: float) -> Any:
+        model = tiny_model()
+        mx.random.seed(0)
+        linear_to_lora_layers(model, 2, {"rank": 4, "scale": scale, "dropout": 0.0})
+        return model
+
+    first = load(adapted(1.0))
+
+    assert load(adapted(1.0)).fingerprint == first.fingerprint
+    assert load(adapted(20.0)).fingerprint != first.fingerprint
 
 
 def test_paths_and_slabs_are_weighed_by_measurement_at_load() -> None:
