@@ -135,6 +135,7 @@ def _require_files(path: Path) -> None:
 
 
 def _cast(model: Any, dtype: str) -> bool:
+    kept = [] if dtype == "auto" else _kept(model)
     if dtype == "auto":
         half = any(
             array.dtype in (mx.float16, mx.bfloat16)
@@ -145,8 +146,18 @@ def _cast(model: Any, dtype: str) -> bool:
         # MLX's half-precision products do not use BLAS on the CPU.
         dtype = "float32"
     model.set_dtype(getattr(mx, dtype))
+    if kept:
+        model.load_weights(kept, strict=False)
     mx.eval(model.parameters())
     return True
+
+
+def _kept(model: Any) -> list[tuple[str, mx.array]]:
+    """What a model of mlx-lm's keeps as it is when it is cast: a router's corrections, say."""
+    casts = getattr(model, "cast_predicate", None)
+    if casts is None:
+        return []
+    return [it for it in nn.utils.tree_flatten(model.parameters()) if not casts(it[0])]
 
 
 def _straighten(model: Any) -> None:

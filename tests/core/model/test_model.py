@@ -8,11 +8,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from children import run_child
+from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from kvactors.actors import AgentSystem, Sampling
 from kvactors.core.errors import InvalidConfig, UnsupportedLayer
 from kvactors.core.model.load import load_model
+from kvactors.core.model.opening import ready
 from kvactors.core.model.options import DEFAULT_MODEL, ModelOptions
 from kvactors.core.testing.families import build
 from kvactors.core.testing.models import PlainTokenizer, tiny_model
@@ -149,9 +151,18 @@ def test_half_precision_weights_are_cast_to_float32_on_the_cpu_only_by_default(h
     assert automatic == ("float32" if mx.default_device() == mx.Device(mx.cpu) else half)
 
 
+def test_what_mlx_lm_does_not_cast_is_not_cast_when_a_dtype_is_asked_for() -> None:
+    model = build("deepseek_v3")
+
+    assert ready(model, "bfloat16")
+
+    dtypes = {name: array.dtype for name, array in tree_flatten(model.parameters())}
+    kept = {name for name, dtype in dtypes.items() if dtype == mx.float32}
+    assert kept == {name for name in dtypes if name.endswith("e_score_correction_bias")} != set()
+
+
 def save_model_directory(path: Path, *, quantize: bool) -> Path:
     """A llama with random weights and the default model's tokenizer, as mlx-lm saves it."""
-    from mlx.utils import tree_flatten
     from mlx_lm.utils import quantize_model
 
     vocab = json.loads((DEFAULT_MODEL / "config.json").read_text())["vocab_size"]
