@@ -88,9 +88,7 @@ def ignored(body: Body, *more: str) -> list[str]:
     return [name for name, value in (body.model_extra or {}).items() if value] + list(more)
 
 
-def meaning(
-    request: Request, body: Body, *, but: Collection[str] = ("metadata", "user")
-) -> str:
+def meaning(request: Request, body: Body, *, but: Collection[str] = ("metadata", "user")) -> str:
     """A hash that two requests share which ask the same: of the `request`'s path and API key, and
     of its `body`, fields without meaning (`but`) aside."""
     content = {k: v for k, v in body.model_dump().items() if k not in but}
