@@ -62,6 +62,12 @@ class FlatStep(StepGeometry):
         self.offset = mx.array([position for row in rows for position in row.positions])
         self._folds = [_Fold([len(row.positions) for row in held]) for held in self._held]
 
+    @property
+    def kept(self) -> Sequence[int | None]:
+        """Those of its trunk; without one, what plain steps before it kept stays for those behind
+        it."""
+        return [tokens or None for tokens in self.shared]
+
     def folded(self, index: int, queries: mx.array) -> mx.array:
         """A slab's queries [B, heads, 1, dim] as those of its rows, [n, heads, T, dim], T being the
         most tokens of one."""

@@ -142,8 +142,10 @@ class KeptFloats:
         nbytes = 2 * slots * layer.kv_heads * tokens * layer.head_dim * PRECISION.size
         return nbytes if nbytes <= MOST_BYTES else 0
 
-    def keep(self, shared: int = 0) -> None:
-        """A step begins that reads floats, with so many tokens that all rows begin with."""
+    def keep(self, shared: int | None = 0) -> None:
+        """A step begins that reads floats, with so many tokens that all rows begin with; None: as
+        many as before."""
+        shared = self._shared if shared is None else shared
         shared = 0 if self._waits else shared
         self.begun, self._shared = shared == self._shared, shared
         if self._prefix and self._prefix[0].shape[2] != self._shared:

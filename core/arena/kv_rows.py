@@ -39,7 +39,7 @@ class KVRows:
             if capacity > pool.shape[1]:
                 pool.resize(len(held.lengths), capacity)
             if floats and geometry.floats and fits:
-                pool.floats.keep(geometry.shared[index])
+                pool.floats.keep(geometry.kept[index])
             else:
                 pool.floats.drop()
 

@@ -72,6 +72,12 @@ class StepGeometry(ABC):
         return any(mask is one for one in self._masks)
 
     @property
+    def kept(self) -> Sequence[int | None]:
+        """Of each slab, how many tokens that all of its rows begin with are kept as floats; None:
+        as many as are."""
+        return self.shared
+
+    @property
     def rows(self) -> int:
         """Rows that take the step."""
         return sum(map(len, self.starts))

@@ -110,6 +110,25 @@ def test_what_is_kept_of_a_beginning_stays_when_rows_need_more_room() -> None:
     assert pool.floats.kept_prefix is kept
 
 
+@pytest.mark.parametrize("reads", [True, False])
+def test_forks_are_replayed_right_behind_a_check_of_drafts(*, reads: bool) -> None:
+    loaded = load("llama")
+    rows, eager = (forked(loaded, trunks_of(loaded)[0], worth, reads=reads) for worth in (1, 999))
+    turns = turns_of(3)
+    for _ in range(4):
+        rows.step(turns, ahead=False)
+        eager.step(turns, ahead=False)
+    replayed = rows.steps.replayed
+
+    for tokens in ([5, 9], [7, 3, 8]):
+        assert mx.array_equal(rows.verify(tokens), eager.verify(tokens))
+        mine, theirs = (side.step(turns, ahead=False)[1] for side in (rows, eager))
+        assert mx.array_equal(mine, theirs)
+
+    assert rows.steps.replayed == replayed + 2
+    assert rows.held() == eager.held()
+
+
 @pytest.mark.parametrize("floats", [True, False])
 def test_a_trace_of_forks_serves_those_of_another_with_as_long_a_beginning(*, floats: bool) -> None:
     loaded = load("llama")
@@ -179,3 +198,18 @@ def test_a_longer_beginning_asks_for_room_where_a_shorter_one_is_kept() -> None:
 
     assert (same, longer) == (0, floats.bytes_more(2048))
     assert longer == 2 * floats.bytes_more(1024) > 0
+
+
+def test_a_beginning_is_kept_while_drafts_are_checked() -> None:
+    pool = Pool(LayerSpec("full", 8, 128, 4, 64, "float16"), 8, 2560)
+    floats = pool.floats
+    floats.keep(1024)
+    floats.note_prefix(pool.read(1, 1024).floats(mx.float32))
+
+    floats.keep(None)
+
+    assert floats.kept_prefix
+    floats.keep(1024)
+    assert floats.begun
+    floats.keep(0)
+    assert not floats.kept_prefix
