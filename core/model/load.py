@@ -151,8 +151,8 @@ def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) ->
 def derive_spec(
     model: Any, options: ModelOptions, config: Mapping[str, Any] = MappingProxyType({})
 ) -> ModelCacheSpec:
-    """The cache spec of a model, from its own caches after a short forward, and how it is run.
-    `config`: what its `config.json` says."""
+    """The cache spec of a `model`, from its own caches after a short forward, and how it is run
+    under `options`. `config`: what its `config.json` says."""
     layers, nesting = derive_layers(model, options)
     context = _context(stated_positions(model, config), options)
     spec = ModelCacheSpec(layers, _vocabulary(model), context, nesting)

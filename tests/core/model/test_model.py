@@ -9,7 +9,6 @@ import mlx.core as mx
 import pytest
 from children import run_child
 from mlx.utils import tree_flatten
-from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from kvactors.actors import AgentSystem, Sampling
 from kvactors.core.errors import InvalidConfig, UnsupportedLayer
@@ -250,33 +249,6 @@ def test_a_hub_name_loads_from_the_local_cache_without_a_network(
     name, tokens = child.stdout.split()
     assert name == "someone/tiny", child.stderr
     assert int(tokens) > 0
-
-
-def test_the_fingerprint_tells_weights_precision_and_template_apart() -> None:
-    first = load(tiny_model(seed=0))
-
-    assert load(tiny_model(seed=0)).fingerprint == first.fingerprint
-    others = {
-        load(tiny_model(seed=1)).fingerprint,
-        load(tiny_model(seed=0), kv_bits=8).fingerprint,
-        load(tiny_model(seed=0), kv_bits=None).fingerprint,
-        load(tiny_model(seed=0), template_kwargs={"a": 1}).fingerprint,
-        load(tiny_model(seed=0), name="another").fingerprint,
-    }
-    assert len(others | {first.fingerprint}) == 6
-
-
-def test_the_fingerprint_sees_the_scale_of_an_adapter() -> None:
-    def adapted(scale: float) -> Any:
-        model = tiny_model()
-        mx.random.seed(0)
-        linear_to_lora_layers(model, 2, {"rank": 4, "scale": scale, "dropout": 0.0})
-        return model
-
-    first = load(adapted(1.0))
-
-    assert load(adapted(1.0)).fingerprint == first.fingerprint
-    assert load(adapted(20.0)).fingerprint != first.fingerprint
 
 
 def test_paths_and_slabs_are_weighed_by_measurement_at_load() -> None:
