@@ -120,7 +120,7 @@ def stress(
         Path | None,
         typer.Option(
             parser=folder,
-            help="A new directory: keep the agents in its folder `store`.",
+            help="A new directory DIR: keep the agents in DIR/store.",
             show_default="a temporary one",
         ),
     ] = None,
