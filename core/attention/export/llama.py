@@ -2,7 +2,7 @@
 of such models. On the thread that runs it."""
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +36,39 @@ class LlamaConfig:
 
     @classmethod
     def read(cls, config: dict[str, Any]) -> "LlamaConfig":
-        """Of a whole `config.json`. Raises InvalidConfig for what is computed otherwise."""
-        if config.get("rope_scaling") or config.get("mlp_bias"):
-            raise InvalidConfig("this llama has no rope_scaling and no mlp_bias: the config has")
-        known = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in config.items() if name in known})
+        """Of a whole `config.json`. Raises InvalidConfig for what is computed otherwise, and for
+        what is lacking."""
+        rope = config.get("rope_parameters") or {}
+        _check_computed(config, rope)
+        said = {**config, **rope}
+        names = [field.name for field in fields(cls)]
+        known = {name: said[name] for name in names if said.get(name) is not None}
+        if heads := known.get("num_attention_heads"):
+            known.setdefault("num_key_value_heads", heads)
+            known.setdefault("head_dim", known.get("hidden_size", 0) // heads)
+        needed = [field.name for field in fields(cls) if field.default is MISSING]
+        if lacking := [name for name in needed if name not in known]:
+            raise InvalidConfig(f"the config of this llama lacks {', '.join(lacking)}")
+        return cls(**known)
 
     @property
     def facts(self) -> ModelFacts:
         """What its cache is sized by."""
         return ModelFacts(self.num_hidden_layers, self.num_key_value_heads, self.head_dim)
+
+
+def _check_computed(config: dict[str, Any], rope: dict[str, Any]) -> None:
+    """Raise InvalidConfig where a model of this `config`, its positions by `rope`, is computed in
+    another way than here."""
+    same = {
+        "model_type": config.get("model_type") == "llama",
+        "hidden_act": config.get("hidden_act") in (None, "silu"),
+        "mlp_bias": not config.get("mlp_bias"),
+        "rope_scaling": not config.get("rope_scaling"),
+        "rope_parameters": rope.get("rope_type", "default") == "default",
+    }
+    if other := [f"{name}={config.get(name)!r}" for name, is_so in same.items() if not is_so]:
+        raise InvalidConfig(f"this llama computes in another way than {', '.join(other)}")
 
 
 class Attention(nn.Module):  # type: ignore[misc]

@@ -18,6 +18,15 @@ from kvactors.core.errors import InvalidConfig
 from kvactors.core.testing.models import tiny_model
 
 TEXT = [5, 9, 3, 17, 4, 8, 2]
+SAID: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 448,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 1792,
+    "rms_norm_eps": 1e-5,
+}
 Exported = tuple[Llama, torch.export.ExportedProgram]
 
 
@@ -104,6 +113,38 @@ def test_the_nodes_behind_have_the_dtype_that_the_op_was_told() -> None:
     assert user.meta["val"].dtype == torch.float16
 
 
-def test_a_llama_that_is_computed_otherwise_is_refused(exported: Exported) -> None:
-    with pytest.raises(InvalidConfig, match="no rope_scaling"):
-        LlamaConfig.read({"rope_scaling": {"factor": 2}})
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model_type": "mistral"},
+        {"hidden_act": "gelu"},
+        {"mlp_bias": True},
+        {"rope_scaling": {"factor": 2}},
+        {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_a_llama_that_is_computed_otherwise_is_refused(other: dict[str, Any]) -> None:
+    (name,) = other
+    with pytest.raises(InvalidConfig, match=f"another way than {name}="):
+        LlamaConfig.read(SAID | other)
+
+
+def test_what_a_config_leaves_out_is_what_is_usual() -> None:
+    config = LlamaConfig.read(SAID)
+
+    assert (config.num_key_value_heads, config.head_dim, config.rope_theta) == (4, 64, 10_000.0)
+    grouped = LlamaConfig.read(SAID | {"num_key_value_heads": 2, "head_dim": None})
+    assert (grouped.num_key_value_heads, grouped.head_dim) == (2, 64)
+
+
+def test_what_turns_positions_is_read_where_newer_configs_have_it() -> None:
+    rope = {"rope_type": "default", "rope_theta": 500_000.0}
+
+    assert LlamaConfig.read(SAID | {"rope_parameters": rope}).rope_theta == 500_000.0
+
+
+@pytest.mark.parametrize("name", ["hidden_size", "num_attention_heads"])
+def test_a_config_that_lacks_what_has_no_usual_value_is_refused(name: str) -> None:
+    with pytest.raises(InvalidConfig, match=f"lacks .*{name}"):
+        LlamaConfig.read({said: value for said, value in SAID.items() if said != name})
