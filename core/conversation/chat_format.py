@@ -61,6 +61,10 @@ class ChatFormat(TokenText):
         self._closing = self._closing_in_history()
         self._asked = self._render(self._probe[:1], answer=True)
 
+    def encode_opening(self, rendered: str) -> list[int]:
+        """Token ids of a conversation's beginning: a template says itself what stands first."""
+        return self.encode(rendered) if self.has_template else self.encode_whole(rendered)
+
     def encode_answer(self, text: str) -> list[int]:
         """Token ids of an answer, as the model says it: behind the prompt that asks for it."""
         asked, whole = self.encode(self._asked), self.encode(self._asked + text)

@@ -74,7 +74,7 @@ def match_text(transcript: Transcript, prompt: str, threshold: float = THRESHOLD
     if kind == "exact":
         return Draft(_unanswered(turns), (), kind, system)
     if not _enough(turns, index, inside, threshold):
-        return Draft(0, (_raw(prompt, chat.encode(prompt)),), kind, system)
+        return Draft(0, (_raw(prompt, chat.encode_whole(prompt)),), kind, system)
     if not inside and place == len(prompt):
         # It ends where a turn does: an answer there is given again.
         return Draft(_unanswered(turns[:index]) if index else 0, (), kind, system)
@@ -84,7 +84,8 @@ def match_text(transcript: Transcript, prompt: str, threshold: float = THRESHOLD
         appended += [head] if head.token_ids else []
         place += len(head.rendered)
     if rest := prompt[place:]:
-        appended.append(_raw(rest, chat.encode_rest(rest) if place else chat.encode(rest)))
+        encode = chat.encode_rest if index or place else chat.encode_whole
+        appended.append(_raw(rest, encode(rest)))
     return Draft(index, tuple(appended), kind, system)
 
 

@@ -38,9 +38,10 @@ class TokenText:
                 return list(self.tokenizer.encode(text))
 
     def encode_whole(self, text: str) -> list[int]:
-        """Token ids of a text by itself: with what the tokenizer begins texts with, if it does."""
-        with self._lock:
-            return list(self.tokenizer.encode(text))
+        """Token ids of a text that nothing stands before: with what the tokenizer begins texts
+        with, unless it is written there."""
+        ids, begins = self.encode(text), self.begins
+        return ids if tuple(ids[: len(begins)]) == begins else [*begins, *ids]
 
     def encode_rest(self, text: str) -> list[int]:
         """Token ids of a text that goes on in the middle of a line.
@@ -54,6 +55,16 @@ class TokenText:
         anchor, whole = self.encode("\n"), self.encode("\n" + text)
         cut = len(anchor)
         return whole[cut:] if cut and whole[:cut] == anchor else self.encode(text)
+
+    @cached_property
+    def begins(self) -> tuple[int, ...]:
+        """The tokens that the tokenizer begins every text with, if it does."""
+        plain = self.encode("a")
+        with self._lock:
+            whole = list(self.tokenizer.encode("a"))
+        places = range(len(whole) - len(plain) + 1)
+        first = (place for place in places if whole[place : place + len(plain)] == plain)
+        return tuple(whole[: next(first, 0)])
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, special tokens included."""

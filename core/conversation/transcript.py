@@ -115,7 +115,7 @@ class Transcript:
         if system_prompt is None:
             return []
         first = self.chat.opening("user", PROBE, system=system_prompt, answer=True)
-        return self.chat.encode(first.partition(PROBE)[0])
+        return self.chat.encode_opening(first.partition(PROBE)[0])
 
     # -- turns that are not part of it yet ---------------------------------------------
 
@@ -123,7 +123,8 @@ class Transcript:
         """A `text` turn of this `role` behind the last one, whose closing it begins with. `answer`:
         the assistant is to answer it."""
         rendered = self.rendering(role, text, answer=answer)
-        return Turn(role, text, tuple(self.chat.encode(rendered)), rendered, asked=answer)
+        encode = self.chat.encode if self.turns else self.chat.encode_opening
+        return Turn(role, text, tuple(encode(rendered)), rendered, asked=answer)
 
     def rendering(
         self, role: str, text: str, *, answer: bool, after: Sequence[Turn] | None = None
@@ -150,14 +151,13 @@ class Transcript:
     def head(self, turn: Turn, characters: int) -> Turn:
         """The tokens of one of its turns that lie within the first characters of that turn's
         rendered text."""
-        ends = token_ends(self.chat.decode, turn.token_ids, turn.rendered)
+        ends = _ends(self.chat, turn)
         return self._cut(turn, ends, token_boundary(ends, characters))
 
     def cut(self, turn: Turn, tokens: int) -> Turn:
         """The first `tokens` tokens of one of its turns. A character whose last token goes is
         no longer part of its text."""
-        ends = token_ends(self.chat.decode, turn.token_ids, turn.rendered)
-        return self._cut(turn, ends, tokens)
+        return self._cut(turn, _ends(self.chat, turn), tokens)
 
     # -- what is remembered ------------------------------------------------------------
 
@@ -248,12 +248,23 @@ class Transcript:
         entry = source.entry
         role, text, finish = entry["role"], entry["text"], entry["finish"]
         if entry["raw"]:
-            turn = Turn(role, text, tuple(self.chat.encode(text)), text, True, finish)
+            encode = self.chat.encode if self.turns else self.chat.encode_whole
+            turn = Turn(role, text, tuple(encode(text)), text, True, finish)
         elif finish is not None:
             turn = self.given_answer(text, finish)
         else:
             turn = self.render(role, text, answer=source.answered)
         return replace(turn, stands_for=entry.get("stands_for", 0), source=source)
+
+
+def _ends(chat: ChatFormat, turn: Turn) -> list[int]:
+    """Where each token of a turn ends in what was rendered of it; what the tokenizer begins texts
+    with, and nobody wrote, with the token behind it."""
+    added, written = len(chat.begins), chat.decode(chat.begins)
+    if turn.token_ids[:added] != chat.begins or turn.rendered.startswith(written):
+        added = 0
+    ends = token_ends(chat.decode, turn.token_ids[added:], turn.rendered)
+    return [*ends[:1] * added, *ends]
 
 
 def _heads(
