@@ -5,6 +5,7 @@ KV of it, is on disk before the model goes; it is gone before the other one is l
 agent brings its transcript under the new tokenizer and goes on.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +31,8 @@ from kvactors.core.errors import EngineDied, SwapFailed, SystemStopped
 from kvactors.core.model.info import ModelInfo
 
 __all__ = ["ModelChanges", "ModelSwap"]
+
+logger = logging.getLogger(__name__)
 
 # Seconds between two looks whether the system still runs.
 _LOOK = 0.5
@@ -127,6 +130,7 @@ class ModelSwap:
                 # Answered when all saves before it are written.
                 lifecycle.ask(lifecycle.persistence, WithStore(lambda store: None))
             swapped = self._exchange(launch, model)
+            _warn_of_template(model, swapped.model)
             model = swapped.model
         finally:
             # Every agent remembers under this model and takes turns.
@@ -171,6 +175,17 @@ class ModelSwap:
                 "turn is accepted any more, and what was said is kept; stop this system"
             ) from error
         return swapped
+
+
+def _warn_of_template(old: ModelInfo, new: ModelInfo) -> None:
+    """Turns are rendered again for another tokenizer only."""
+    if old.tokenizer_id == new.tokenizer_id and not new.chat.writes_like(old.chat):
+        logger.warning(
+            "%s has the tokenizer of %s and another chat template: what agents remember keeps the "
+            "old one's form",
+            new.name,
+            old.name,
+        )
 
 
 def _name(launch: Launch) -> str:

@@ -173,6 +173,10 @@ class ChatFormat(TokenText):
         written = whole[len(before) :].removesuffix(self._ending)
         return written if whole.startswith(before) and written != text else None
 
+    def writes_like(self, other: "ChatFormat") -> bool:
+        """Whether both templates write the same behind an answer that a question follows."""
+        return self._followed == other._followed
+
     def knows(self, role: str) -> bool:
         """Whether the template writes what a later message of this role says."""
         try:

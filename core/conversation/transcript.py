@@ -39,8 +39,9 @@ _MOST_CUT = 8
 class Transcript:
     """The turns of one agent under one tokenizer. Owned by its agent actor.
 
-    `tokenizer_id` names the tokenizer and template, `chat`, that made the ids; turns that another
-    one made are rendered again by `restore`. `system_prompt`: what its first turn begins with.
+    `tokenizer_id` names the tokenizer of `chat` that made the ids, whatever its template; turns
+    that another one made are rendered again by `restore`. `system_prompt`: what its first turn
+    begins with.
     """
 
     def __init__(

@@ -172,6 +172,20 @@ def test_what_a_swap_does_not_name_stays_and_what_depends_on_the_model_is_found_
     assert ask(system.spawn("alice")).cache == "cold"
 
 
+@pytest.mark.parametrize(("template", "warned"), [("marks", 1), ("chatml", 0)])
+def test_another_template_of_the_same_tokenizer_is_warned_of(
+    open_grid: OpenSystem, caplog: pytest.LogCaptureFixture, template: str, warned: int
+) -> None:
+    system = open_grid(FIRST, store=False)
+    ask(alice := system.spawn("alice"))
+    told = alice.transcript().token_ids
+
+    system.swap_model(Grid("bytes", template, seed=3))
+
+    assert caplog.text.count("another chat template: what agents remember") == warned
+    assert alice.transcript().token_ids == told
+
+
 def test_the_old_models_memory_is_free_before_the_new_one_is_loaded(
     open_grid: OpenSystem,
 ) -> None:
