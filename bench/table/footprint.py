@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 from pykka import ThreadingActor
 
+from kvactors.actors import Agent, AgentSystem
 from kvactors.actors.runtime.dispatcher import Dispatcher, PooledActor
 from kvactors.bench import disk, peers
 from kvactors.bench.micro import memory, storage
@@ -62,18 +63,7 @@ def kv_bytes_running(setup: Setup) -> Iterator[Sides]:
         tokens = count * (length + 1)
 
         def running() -> Side:
-            pending = [agent.ask([1], sampling=ENDLESS) for agent in agents[:-1]]
-            with agents[-1].stream([1], sampling=ENDLESS) as stream:
-                while system.stats()["decoding"] < count:
-                    next(stream)
-                moments = [_after(stream) for _ in range(2 * SAMPLES)]
-                held = median(moments[SAMPLES:]) - before
-            for agent in agents[:-1]:
-                agent.cancel()
-            for future in pending:
-                future.get()
-            for agent in agents:
-                agent.rewind().get()
+            held = _while_all_decode(system, agents, [[1]] * count) - before
             return Side(held / tokens)
 
         yield running, lambda: Side(system.stats()["hot_bytes"] / tokens)
@@ -81,30 +71,42 @@ def kv_bytes_running(setup: Setup) -> Iterator[Sides]:
 
 @contextmanager
 def forks_bytes(setup: Setup) -> Iterator[Sides]:
-    """Bytes of KV in memory, rows with their spare slots and what is hot, of 16 agents that were
-    forked from one of 16,000 tokens and all decode behind a question of 100 tokens each, against
-    what one such beginning and their questions take by formula."""
+    """Bytes that MLX has allocated, above the loaded model (the median of 16 moments, after as many
+    tokens: rows with their spare slots, what is hot, and what a step has beside them), for 16
+    agents that were forked from one of 16,000 tokens and all decode behind a question of 100 tokens
+    each, against what one such beginning and their questions take by formula."""
     count, length, own = 16, setup.scale.tokens(16_000), 100
+    token = setup.loaded.spec.bytes_per_token
     with setup.system(max_batch=count) as system:
-        parent = system.spawn("parent")
-        answer(parent, setup.prompt(length))
-        token = system.stats()["hot_bytes"] / length
-        children = [system.spawn(f"fork {index}", from_=parent) for index in range(count)]
+        questions = [setup.prompt(own, index) for index in range(count)]
+        hot_agents(system, questions[:1])
+        system.forget("agent 0")
+        before = _active()
+        answer(system.spawn("parent"), setup.prompt(length))
+        forks = [system.spawn(f"fork {index}", from_="parent") for index in range(count)]
+        yield (
+            lambda: Side((_while_all_decode(system, forks, questions) - before) / 1e6),
+            lambda: Side(token * (length + count * own) / 1e6),
+        )
 
-        def running() -> Side:
-            pending = [
-                child.ask(setup.prompt(own, index), sampling=ENDLESS)
-                for index, child in enumerate(children)
-            ]
-            while (stats := system.stats())["decoding"] < count:
-                time.sleep(0.01)
-            for child in children:
-                child.cancel()
-            for future in pending:
-                future.get()
-            return Side((stats["hot_bytes"] + stats["active_bytes"]) / 1e6)
 
-        yield running, lambda: Side(token * (length + count * own) / 1e6)
+def _while_all_decode(
+    system: AgentSystem, agents: Sequence[Agent], prompts: Sequence[list[int]]
+) -> float:
+    """What MLX has while `agents` of a `system` answer these `prompts`, which are rewound then."""
+    *others, last = agents
+    pending = [agent.ask(prompts[row], sampling=ENDLESS) for row, agent in enumerate(others)]
+    with last.stream(prompts[-1], sampling=ENDLESS) as stream:
+        while system.stats()["decoding"] < len(agents):
+            next(stream)
+        moments = [_after(stream) for _ in range(2 * SAMPLES)]
+    for agent in others:
+        agent.cancel()
+    for future in pending:
+        future.get()
+    for agent in agents:
+        agent.rewind().get()
+    return median(moments[SAMPLES:])
 
 
 def _after(pieces: Iterator[object]) -> int:

@@ -57,6 +57,24 @@ def test_both_sides_are_asked_in_each_run_what_nobody_was_asked_before(name: str
 
 
 @pytest.mark.slow
+def test_bytes_of_forks_are_those_that_mlx_has_allocated_and_a_formula_s() -> None:
+    import mlx.core as mx
+
+    [regime] = choose(["^forks-bytes$"])
+    setup = Setup(TINY, endless_grid, kv_bits=None)
+
+    with regime.measure(setup) as (ours, theirs):
+        before = ours().value
+        kept = mx.zeros(10_000_000)
+        mx.eval(kept)
+        found = ours().value - before
+        by_formula = theirs().value
+
+    assert 0.5 < 1e6 * found / kept.nbytes < 1.5
+    assert by_formula == setup.loaded.spec.bytes_per_token * (48 + 16 * 100) / 1e6
+
+
+@pytest.mark.slow
 def test_a_peer_that_fails_says_what_it_raised_in_its_own_process() -> None:
     with (
         pytest.raises(PeerFailed, match="ValueError: no such peer"),
