@@ -85,7 +85,7 @@ class NodeBehaviours:
         if name is None or agent in self._agents:
             return
         # Of an Agent it needs what both have.
-        handle = OwnAgent(agent, self._own)
+        handle = OwnAgent(agent, self._own, partial(self._owes, agent))
         own, policy = cast(Agent, handle), supervision or Supervision()
 
         def begin() -> None:
@@ -119,11 +119,11 @@ class NodeBehaviours:
         message = unpack_message(body)
         take = self._told if agent in self._agents else self._turned
         answer, said = take(agent, letter, message)
-        self._begun(agent)
         if letter.asks:
+            self._begun(agent)
             answer.on_done(lambda done: self._answer(agent, done, said, answered))
         else:
-            answer.on_done(lambda _: self._done(agent))
+            self._owes(agent, answer)
 
     def waits(self, ticket: str) -> list[tuple[str, str]]:
         """See Behaviours: what the answer to the letter of this `ticket` waits for."""
@@ -174,6 +174,11 @@ class NodeBehaviours:
     def _begun(self, agent: str) -> None:
         with self._lock:
             self._handled[agent] += 1
+
+    def _owes(self, agent: str, future: ReplyFuture[Any]) -> None:
+        """It is busy until that is done."""
+        self._begun(agent)
+        future.on_done(lambda _: self._done(agent))
 
     def _done(self, agent: str) -> None:
         with self._lock:
@@ -230,8 +235,7 @@ class NodeBehaviours:
         )
         if sender != to:
             # Elsewhere it would overtake what waits here.
-            self._begun(sender)
-            left.on_done(lambda _: self._done(sender))
+            self._owes(sender, left)
             sent.on_done(lambda _: left.resolve(None))
         return sent
 

@@ -1,7 +1,7 @@
 """What behaviours of a cluster act through: messages are plain, and what only one system can do is
 refused. Called on their actors' threads."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
@@ -9,22 +9,50 @@ from kvactors.actors.agents.handle import Agent
 from kvactors.actors.behaviours.context import Context, Scheduled
 from kvactors.actors.behaviours.router import MessageRouter
 from kvactors.actors.behaviours.supervisor import BehaviourSupervisor
+from kvactors.actors.cluster.agents.asking import Asking
 from kvactors.actors.cluster.agents.handle import ClusterAgent
 from kvactors.actors.cluster.agents.messages import pack_message
+from kvactors.actors.cluster.machine.link import Link
 from kvactors.actors.cluster.protocol.errors import NotAcrossNodes
 from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.turns.reply import Reply, Rewound
 
 __all__ = ["NodeContext", "NodeSupervisor", "OwnAgent"]
+
+Owes = Callable[[ReplyFuture[Any]], object]
 
 TOPIC = ("a topic", "name who shall get it: broadcast(message, to=[...])")
 
 
 class OwnAgent(ClusterAgent):
-    """An agent, as its own behaviour has it: asked on the node where that runs. `ended`: whether
-    the behaviour has, by itself, and `ended_by` what."""
+    """An agent, as its own behaviour has it: asked through `link`, on the node where that runs,
+    which is told what it `owes`. `ended`: whether the behaviour has, by itself, and `ended_by`
+    what."""
 
     ended = False
     ended_by: BaseException | None = None
+
+    def __init__(self, agent_id: str, link: Link, owes: Owes) -> None:
+        super().__init__(agent_id, link)
+        self._asking = _OwnAsking(agent_id, link, owes)
+
+
+class _OwnAsking(Asking):
+    """That of `agent_id` through `link`: what nobody awaits is owed, too."""
+
+    def __init__(self, agent_id: str, link: Link, owes: Owes) -> None:
+        super().__init__(agent_id, link)
+        self._owes = owes
+
+    def turn(self, request: dict[str, Any]) -> ReplyFuture[Reply]:
+        reply = super().turn(request)
+        self._owes(reply)
+        return reply
+
+    def rewind(self, request: dict[str, Any]) -> ReplyFuture[Rewound]:
+        rewound = super().rewind(request)
+        self._owes(rewound)
+        return rewound
 
 
 class NodeContext(Context):

@@ -179,6 +179,19 @@ def test_what_an_agent_has_sent_is_not_overtaken_by_what_it_sends_elsewhere(
     assert asked(nodes, "late", "all") == [*range(1105), "all"]
 
 
+def test_an_agent_moves_behind_what_it_was_to_remember_and_nobody_awaits(
+    open_nodes: OpenNodes,
+) -> None:
+    nodes = open_nodes("one", "two")
+    talker = spawned(nodes, "talker", "Talker", "one")
+
+    assert asked(nodes, "talker", ["note", 40]) == 40
+    nodes.cluster.migrate("talker", "two")
+
+    turns = [turn.text for turn in talker.transcript().turns]
+    assert turns == [f"Fact {number}." for number in range(40)]
+
+
 @pytest.mark.slow
 def test_a_lost_node_takes_no_durable_turn_of_a_behaviour_with_it(open_nodes: OpenNodes) -> None:
     nodes = open_nodes("one", "two", "three")

@@ -75,6 +75,12 @@ class Talker(AgentBehaviour):
             self.ask(to, number)
         return count
 
+    async def note(self, count: int) -> int:
+        """The same of what it is to remember."""
+        for number in range(count):
+            self.observe(f"Fact {number}.")
+        return count
+
     async def question(self, to: str, message: Any, timeout: float | None = None) -> Any:
         try:
             return await self.ask(to, message, timeout=timeout)
