@@ -254,17 +254,20 @@ def _wrong(regime: Regime, ours: Side, theirs: Side) -> str:
 
 
 def matching(names: Sequence[str], only: Sequence[str], what: str) -> list[str]:
-    """Those of `names` in which one of `only` stands, or which it matches as a regular expression;
-    all where there is none. Raises InvalidConfig, with `what` they are the names of, for one that
-    is neither in a name nor a pattern of any."""
-    for pattern in only:
-        if not any(_matches(pattern, name) for name in names):
-            raise InvalidConfig(f"no {what} is called {pattern}: there are {', '.join(names)}")
-    return [name for name in names if not only or any(_matches(each, name) for each in only)]
+    """Those of `names` in which one of `only` stands or, where it stands in none, which it matches
+    as a regular expression; all where there is none. Raises InvalidConfig, with `what` they are the
+    names of, for one that is neither in a name nor a pattern of any."""
+    chosen = [_matching(names, each, what) for each in only]
+    return [name for name in names if not only or any(name in some for some in chosen)]
 
 
-def _matches(pattern: str, name: str) -> bool:
+def _matching(names: Sequence[str], asked: str, what: str) -> list[str]:
     try:
-        return pattern in name or bool(re.search(pattern, name))
-    except re.error as error:
-        raise InvalidConfig(f"--only: {pattern!r} is no regular expression: {error}") from error
+        found = [name for name in names if asked in name] or [
+            name for name in names if re.search(asked, name)
+        ]
+    except (re.error, OverflowError) as error:
+        raise InvalidConfig(f"--only: {asked!r} is no regular expression: {error}") from error
+    if not found:
+        raise InvalidConfig(f"no {what} is called {asked}: there are {', '.join(names)}")
+    return found

@@ -1,5 +1,6 @@
 """The figures of the table as a file, and as a picture."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -71,6 +72,8 @@ def make_folder(plot: Path) -> None:
         plot.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidConfig(f"--plot {plot}: {error.strerror}: name a folder") from error
+    if not os.access(plot, os.W_OK):
+        raise InvalidConfig(f"--plot {plot} cannot be written to: name another folder")
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:

@@ -82,7 +82,10 @@ def run_suite(
             figures.keep_row(outcomes[-1].as_json(), [each.name for each in REGIMES])
     finally:
         if outcomes:
-            _show(outcomes, _title(model or DESCRIPTION, scale), plot)
+            title = _title(model or DESCRIPTION, scale)
+            print_table(title, COLUMNS, [each.row() for each in outcomes])
+    if plot is not None:
+        draw([outcome.as_json() for outcome in outcomes], plot / "regimes.png")
     if growth:
         curves = grow(setup, model or DESCRIPTION, plot and plot / "growth.png")
         figures.keep(growth=[curve.as_json() for curve in curves])
@@ -94,13 +97,6 @@ def choose(only: Sequence[str]) -> list[Regime]:
     InvalidConfig where a pattern matches no name, or is none."""
     names = matching([regime.name for regime in REGIMES], only, "regime")
     return [regime for regime in REGIMES if regime.name in names]
-
-
-def _show(outcomes: Sequence[Outcome], title: str, plot: Path | None) -> None:
-    """The table below its `title`, and its picture in the folder `plot` if there is one."""
-    print_table(title, COLUMNS, [each.row() for each in outcomes])
-    if plot is not None:
-        draw([outcome.as_json() for outcome in outcomes], plot / "regimes.png")
 
 
 def _title(model: str, scale: Scale) -> str:

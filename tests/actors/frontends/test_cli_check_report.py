@@ -67,7 +67,8 @@ def test_a_cpu_that_is_checked_beside_a_gpu_is_warned_of_with_the_readme_s_comma
     [
         (["nonsense"], "no check is called nonsense: there are quantized products, full attention"),
         (["full", "nonsense"], "no check is called nonsense: there are"),
-        (["latent (MLA"], "'latent (MLA' is no regular expression: "),
+        (["latent (MLX"], "'latent (MLX' is no regular expression: "),
+        (["a{99999999999}"], "is no regular expression: "),
     ],
 )
 def test_each_name_that_no_check_has_is_refused_with_those_that_there_are(
@@ -83,5 +84,6 @@ def test_a_name_is_taken_as_the_report_has_it_and_as_a_pattern() -> None:
     names = [*(kind.name for kind in KINDS), *LINES]
 
     assert [matching(names, [name], "check") for name in names] == [[name] for name in names]
+    assert matching(names, ["latent (MLA"], "check") == ["latent (MLA)"]
     assert matching(names, ["^latent|bytes"], "check") == ["latent (MLA)", "kv-bytes-per-token"]
     assert matching(names, [], "check") == names
