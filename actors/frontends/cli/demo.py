@@ -42,7 +42,7 @@ def run_phase(phase: str, agents: int, store: Path, model: str, trace: Path | No
             output, _ = process.communicate()
         except KeyboardInterrupt:
             # The terminal has interrupted the child too: it saves what is finished.
-            process.wait()
+            process.communicate()
             raise
     if process.returncode < 0:
         complain(f"the process of {phase} was killed by signal {-process.returncode}")

@@ -117,7 +117,7 @@ def _run_process(
                     break
         except KeyboardInterrupt:
             # The terminal has interrupted the child too: what it has open is not taken away.
-            process.wait()
+            process.communicate()
             raise
     if process.returncode and not killed:
         state.setdefault("violations", []).append(f"it ended with status {process.returncode}")
