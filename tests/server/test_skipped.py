@@ -17,6 +17,7 @@ RUN = {"name": "run", "description": "", "parameters": {"type": "object", "prope
 CHAT: dict[str, Any] = {"messages": HELLO, "max_tokens": 4}
 RESPONSE: dict[str, Any] = {"input": "hello", "max_output_tokens": 4}
 MESSAGE: dict[str, Any] = {"messages": HELLO, "max_tokens": 4}
+NAMELESS = {"type": "function", "function": {"name": ""}}
 ANY = {"name": "run", "input_schema": {}}
 SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 
@@ -105,6 +106,7 @@ def test_what_a_provider_does_itself_is_skipped_and_named(
     [
         ("chat/completions", CHAT | {"tools": [{"type": "function"}]}),
         ("chat/completions", CHAT | {"tool_choice": "required"}),
+        ("chat/completions", CHAT | {"tools": [{"function": RUN}], "tool_choice": NAMELESS}),
         ("responses", RESPONSE | {"input": items({"type": "mystery"})}),
         ("messages", MESSAGE | {"messages": blocks({"type": "image", "source": {}})}),
         ("messages", MESSAGE | {"tool_choice": {"type": "any"}}),

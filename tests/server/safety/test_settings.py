@@ -32,17 +32,20 @@ def rules(path: Path, pattern: str, tell: str = "{}") -> Path:
     return path
 
 
-@pytest.mark.parametrize("tell", ['{"moon": "{}"}', "{", "{} and {}", "{name}", "{0.real}"])
+@pytest.mark.parametrize(
+    "tell", ['{"moon": "{}"}', "{", "{} and {}", "{name}", "{0.real}", "{[x]}"]
+)
 def test_a_rule_that_could_not_tell_its_value_is_refused(tmp_path: Path, tell: str) -> None:
     with pytest.raises(InvalidConfig, match=r"rule 1: tell has \{\} once"):
         read_rules(rules(tmp_path / "rules.toml", "Moon: (.*)", tell))
 
 
-def test_a_pattern_that_is_no_text_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pattern", ["5", "'('", "'a{99999999999}'"])
+def test_what_is_no_pattern_is_refused(tmp_path: Path, pattern: str) -> None:
     path = rules(tmp_path / "rules.toml", "x")
-    path.write_text(path.read_text(encoding="utf-8").replace("'x'", "5"), encoding="utf-8")
+    path.write_text(path.read_text(encoding="utf-8").replace("'x'", pattern), encoding="utf-8")
 
-    with pytest.raises(InvalidConfig, match="5 is no pattern"):
+    with pytest.raises(InvalidConfig, match="is no pattern"):
         read_rules(path)
 
 

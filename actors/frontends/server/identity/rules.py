@@ -83,12 +83,12 @@ def _rule(entry: Any, where: str) -> Rule:
         raise InvalidConfig(f'{where}: action is "ignore" or "note", not {entry["action"]!r}')
     try:
         pattern = re.compile(entry["pattern"], re.MULTILINE)
-    except (re.error, TypeError) as error:
+    except (re.error, TypeError, OverflowError) as error:
         raise InvalidConfig(f"{where}: {entry['pattern']!r} is no pattern: {error}") from error
     tell = str(entry.get("tell", "{}"))
     try:
         tell.format("")
-    except (LookupError, ValueError, AttributeError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
         raise InvalidConfig(
             f"{where}: tell has {{}} once where the value goes, other braces twice: {tell!r}"
         ) from error

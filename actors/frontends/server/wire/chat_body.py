@@ -196,7 +196,7 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> tuple[ToolChoice, froze
 def _named(choice: Any) -> str:
     function = choice.get("function") if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str):
+    if not isinstance(name, str) or not name:
         raise refused("tool_choice", "name the function, or say auto, none or required")
     return name
 
