@@ -5,7 +5,7 @@ import subprocess
 import sys
 import textwrap
 
-__all__ = ["run_child"]
+__all__ = ["ends", "run_child"]
 
 
 def run_child(code: str, *args: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -18,3 +18,14 @@ def run_child(code: str, *args: str, **environment: str) -> subprocess.Completed
         check=False,
         env={**os.environ, **environment},
     )
+
+
+def ends(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Whether it ends by itself within so long; else it is killed."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return False
+    return True

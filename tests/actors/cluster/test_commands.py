@@ -1,9 +1,12 @@
 """The commands of a cluster, as far as they go without one."""
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from children import run_child
+from children import ends, run_child
 
 NO_RAY = """
 import sys
@@ -40,3 +43,13 @@ def test_the_state_of_a_cluster_and_its_backup_need_ray_too(arguments: list[str]
 
     assert done.returncode == 2
     assert "ray is missing: pip install 'kvactors[ray]'" in done.stderr
+
+
+def test_nodes_of_tests_that_do_not_end_are_killed_each() -> None:
+    quick = subprocess.Popen([sys.executable, "-c", ""])
+    stuck = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+
+    late = [process for process in [*stuck, quick] if not ends(process, 60 * (process is quick))]
+
+    assert late == stuck
+    assert [process.returncode for process in stuck] == [-signal.SIGKILL] * 2

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from children import ends
 from waiting import PATIENCE, eventually
 
 from kvactors.actors.cluster.cluster import Cluster
@@ -141,12 +142,8 @@ class Nodes:
         self.cluster.close()
         for process in reversed(self.running.values()):
             process.send_signal(signal.SIGINT)
-        for name, process in self.running.items():
-            try:
-                process.wait(PATIENCE)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise AssertionError(f"{name} did not end") from None
+        late = [name for name, process in self.running.items() if not ends(process, PATIENCE)]
+        assert not late, f"{late} did not end"
 
     def _start(self, name: str, *arguments: str) -> None:
         log = (self.folder / f"{name}.log").open("ab")
