@@ -248,6 +248,20 @@ def check_forked(store: Store, *, done: bool) -> None:
     check_whole(store, "child")
 
 
+# Of a fork, and of opening and closing its store.
+OPERATIONS = 32
+
+
+def test_every_operation_of_a_fork_is_among_those_at_which_it_is_killed(tmp_path: Path) -> None:
+    with_parent(tmp_path).close()
+    files = CountingFiles()
+    store = Store(tmp_path, files=files)
+    store.fork("parent", "child")
+    store.close()
+
+    assert len(files.operations) == OPERATIONS
+
+
 CHILD = """
     import sys
     sys.path[:0] = sys.argv[3:]
@@ -263,7 +277,7 @@ CHILD = """
 """
 
 
-@pytest.mark.parametrize("at", sample_of(range(33), 6, "kills of forks"))
+@pytest.mark.parametrize("at", sample_of(range(OPERATIONS + 1), 6, "kills of forks"))
 def test_a_kill_at_any_operation_of_a_fork_leaves_no_child_or_a_whole_one(
     tmp_path: Path, at: int
 ) -> None:
