@@ -13,25 +13,29 @@ from json import loads
 from pathlib import Path
 from typing import Any
 
+from kvactors.bench.table.curves import CURVES
 from kvactors.bench.table.figures import draw
 from kvactors.bench.table.suite import REGIMES
 
-__all__ = ["filled", "main"]
+__all__ = ["MISSING", "NO_CURVE", "filled", "main"]
 
 Row = Mapping[str, Any]
 SIGNS = {"lower": "≤", "higher": "≥"}
-MISSING = "Not measured at full size since its peer was changed: "
+MISSING = "Not measured at full size since it or its peer was changed: "
+NO_CURVE = "Curves that were not measured at full size: "
 
 
 def filled(page: str, found: Mapping[str, Any]) -> str:
     """The text of a `page` with the figures that were `found` in its tables: that below
     "Performance" or "How it grows", and any row that names a line."""
     if "curves" in found:
-        return _with_table(page, "How it grows", [_curve(curve) for curve in found["curves"]])
+        page = _with_table(page, "How it grows", [_curve(curve) for curve in found["curves"]])
+        drawn = {f"{curve['value']} over {curve['over']}" for curve in found["curves"]}
+        every = [f"{curve.value} over {curve.size}" for curve in CURVES]
+        return _with_names(page, NO_CURVE, [name for name in every if name not in drawn])
     rows = {row["name"]: row for row in found["rows"]}
     page = _with_table(page, "Performance", [_row(row) for row in rows.values()])
-    missing = ", ".join(f"`{each.name}`" for each in REGIMES if each.name not in rows) or "nothing"
-    page = re.sub(f"{MISSING}.*", f"{MISSING}{missing}.", page)
+    page = _with_names(page, MISSING, [each.name for each in REGIMES if each.name not in rows])
 
     def named(match: re.Match[str]) -> str:
         return match[1] + (_short(rows[match[2]]) if match[2] in rows else " | - | - | - |")
@@ -39,6 +43,12 @@ def filled(page: str, found: Mapping[str, Any]) -> str:
     return re.sub(
         r"^(\| [^|]+ \| `([^`|]+)`) \|[^|\n]+\|[^|\n]+\|[^|\n]+\|$", named, page, flags=re.M
     )
+
+
+def _with_names(page: str, said: str, names: Sequence[str]) -> str:
+    """The line that begins with what is `said`, if there is one, gives these names."""
+    listed = ", ".join(f"`{name}`" for name in names) or "nothing"
+    return re.sub(f"{said}.*", f"{said}{listed}.", page)
 
 
 def _with_table(page: str, heading: str, rows: Sequence[str]) -> str:

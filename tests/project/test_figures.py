@@ -15,8 +15,9 @@ from house import ROOT
 from kvactors.bench.regime import ANYWHERE
 from kvactors.bench.setup import QUICK
 from kvactors.bench.setup import TABLE as SCALE
+from kvactors.bench.table.curves import CURVES
 from kvactors.bench.table.figures import Figures
-from kvactors.bench.table.pages import filled
+from kvactors.bench.table.pages import MISSING, NO_CURVE, filled
 from kvactors.bench.table.suite import REGIMES, run_suite
 from kvactors.core.errors import InvalidConfig
 
@@ -46,6 +47,23 @@ def test_another_figure_on_a_page_would_be_seen() -> None:
     assert filled(first, better) != first
     assert filled(page, flatter) != page
     assert filled(page, TABLE | {"rows": TABLE["rows"][1:]}) != page
+
+
+def test_a_page_shows_each_line_and_each_curve_or_says_that_it_was_not_measured() -> None:
+    page = (ROOT / PAGES[0]).read_text(encoding="utf-8")
+    rows = [row["name"] for row in TABLE["rows"]]
+    curves = [f"{curve['value']} over {curve['over']}" for curve in GROWTH["curves"]]
+
+    assert sorted(rows + named(page, MISSING)) == sorted(BY_NAME)
+    assert sorted(curves + named(page, NO_CURVE)) == sorted(
+        f"{c.value} over {c.size}" for c in CURVES
+    )
+
+
+def named(page: str, said: str) -> list[str]:
+    """The names that stand behind what is said."""
+    [line] = (line for line in page.splitlines() if line.startswith(said))
+    return re.findall("`([^`]+)`", line)
 
 
 @pytest.mark.parametrize("row", TABLE["rows"], ids=[row["name"] for row in TABLE["rows"]])
