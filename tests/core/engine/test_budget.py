@@ -62,6 +62,10 @@ def test_no_combination_takes_more_than_the_budget(lot: Lot) -> None:
     print(f"{lives.peak:.2f} of the budget, {lives.refused} refused, {lives.ended} ended: {lot}")
     assert lives.peak <= 1.0
     assert lives.ended + lives.refused >= len(lot.lengths)
+    if not lives.ended:
+        enough = live(replace(lot, budget=least_of(lot)))
+        assert enough.ended >= 1
+        assert enough.peak <= 1.0
 
 
 def test_what_is_left_behind_the_last_whole_block_keeps_its_scores_within_the_budget() -> None:
