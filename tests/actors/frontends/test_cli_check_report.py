@@ -34,9 +34,14 @@ def a_driver_is_there(true: Any) -> tuple[Path, ...]:
     return (Path(__file__),)
 
 
+@bug(device, "SECONDS")
+def a_busy_machine_has_time(true: float) -> float:
+    return 10 * true
+
+
 @pytest.mark.slow
 def test_the_report_as_json_has_the_numbers() -> None:
-    with seeded(no_driver_is_there):
+    with seeded(no_driver_is_there), seeded(a_busy_machine_has_time):
         status, text = check("--only", "products", "--only", "kv-bytes", "--json")
 
     found = json.loads(text)
