@@ -163,7 +163,8 @@ class PuppetModel(FaultyModel):
         if not isinstance(text, str):
             raise TurnFailed(f"the puppet's script says text, not {text!r:.80}")
         tokens = chat.encode_answer(text)
-        if (spoken := chat.decode(tokens)) != text or not chat.end_of_turn:
+        spoken = chat.decode(tokens)
+        if spoken != chat.answer_text(text) or not chat.end_of_turn:
             raise TurnFailed(f"the puppet's tokenizer says {spoken!r} for {text!r}, or has no end")
         return (*tokens, *chat.end_of_turn)
 

@@ -152,7 +152,10 @@ def make_answer(
     generated = finished.request.generated
     sampling = ask.turn.sampling
     stop = () if sampling.choices else sampling.stop
-    return (transcript.answer(generated, finished.reason, raw=prompt.raw, stop=stop),)
+    turn = transcript.answer(generated, finished.reason, raw=prompt.raw, stop=stop)
+    if sampling.choices and not prompt.raw and turn.text not in sampling.choices:
+        turn = replace(turn, text=turn.text.removeprefix(transcript.chat.shown_lead))
+    return (turn,)
 
 
 def _guide(chat: ChatFormat, sampling: Sampling, spec: ModelCacheSpec) -> Guide | None:

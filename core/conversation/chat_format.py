@@ -17,6 +17,7 @@ A tokenizer without a template has this plain one, which separates roles by blan
 """
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from kvactors.core.conversation.grammar_tokens import GrammarTokens
@@ -53,23 +54,35 @@ class ChatFormat(TokenText):
             {"role": "user", "content": _ASK},
             {"role": "assistant", "content": _ANSWER},
         ]
-        _, answered, self._ending = self._render(self._probe, answer=False).rpartition(_ANSWER)
+        head, answered, self._ending = self._render(self._probe, answer=False).rpartition(_ANSWER)
         if not answered:
             raise TemplateError("the chat template does not render an assistant's answer")
         asked_again = self._render([*self._probe, self._probe[0]], answer=True)
         self._followed = asked_again.partition(_ANSWER)[2]
         self._closing = self._closing_in_history()
         self._asked = self._render(self._probe[:1], answer=True)
+        lead = head.removeprefix(self._asked)
+        self._lead = "" if lead.strip() else lead
 
     def encode_opening(self, rendered: str) -> list[int]:
         """Token ids of a conversation's beginning: a template says itself what stands first."""
         return self.encode(rendered) if self.has_template else self.encode_whole(rendered)
 
     def encode_answer(self, text: str) -> list[int]:
-        """Token ids of an answer, as the model says it: behind the prompt that asks for it."""
-        asked, whole = self.encode(self._asked), self.encode(self._asked + text)
-        cut = len(asked)
-        return whole[cut:] if whole[:cut] == asked else self.encode_rest(text)
+        """Token ids of an answer, as the model says it: behind the prompt that asks for it, and
+        with the white space that the template writes there."""
+        lead = "" if self.shown_lead else self._lead
+        return self.encode_behind(self._asked, lead + self.answer_text(text))
+
+    def answer_text(self, text: str) -> str:
+        """What the tokens of an answer show: that white space too, which models say themselves."""
+        return text if text.startswith(self.shown_lead) else self.shown_lead + text
+
+    @cached_property
+    def shown_lead(self) -> str:
+        """That white space, unless decoding drops it."""
+        shown = self.decode(self.encode_behind(self._asked, f"{self._lead}a"))
+        return self._lead if shown.startswith(self._lead) else ""
 
     @property
     def written_end(self) -> tuple[int, ...]:
@@ -170,7 +183,7 @@ class ChatFormat(TokenText):
             whole = self._render([*asked, answer], answer=False)
         except TemplateError:
             return None
-        written = whole[len(before) :].removesuffix(self._ending)
+        written = whole[len(before) :].removeprefix(self._lead).removesuffix(self._ending)
         return written if whole.startswith(before) and written != text else None
 
     def writes_like(self, other: "ChatFormat") -> bool:

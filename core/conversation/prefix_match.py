@@ -200,7 +200,7 @@ def _rendering(target: Transcript, said: Sequence[Message]) -> str:
     index = len(target.turns)
     role, text = said[index]
     if _answers(target, role):
-        return text
+        return target.chat.answer_text(text)
     return target.rendering(role, text, answer=_wants_answer(said, index))
 
 

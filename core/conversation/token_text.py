@@ -56,6 +56,12 @@ class TokenText:
         cut = len(anchor)
         return whole[cut:] if cut and whole[:cut] == anchor else self.encode(text)
 
+    def encode_behind(self, before: str, text: str) -> list[int]:
+        """Token ids of a text that goes on behind another one."""
+        ids, whole = self.encode(before), self.encode(before + text)
+        cut = len(ids)
+        return whole[cut:] if whole[:cut] == ids else self.encode_rest(text)
+
     @cached_property
     def begins(self) -> tuple[int, ...]:
         """The tokens that the tokenizer begins every text with, if it does."""

@@ -147,7 +147,8 @@ class Transcript:
         """The turn of an answer that is known as text only."""
         ended = self.chat.written_end if finish == "stop" else ()
         ids = (*self.chat.encode_answer(text), *ended)
-        return Turn("assistant", text, ids, text + self.chat.decode(ended), finish=finish)
+        rendered = self.chat.answer_text(text) + self.chat.decode(ended)
+        return Turn("assistant", text, ids, rendered, finish=finish)
 
     def head(self, turn: Turn, characters: int) -> Turn:
         """The tokens of one of its turns that lie within the first characters of that turn's
@@ -235,7 +236,7 @@ class Transcript:
     def _start_of_text(self, turn: Turn) -> int:
         """Where a turn's text begins in what was rendered of it."""
         if turn.is_answer or turn.raw:
-            return 0
+            return turn.rendered.find(turn.text)
         place = next(place for place, own in enumerate(self.turns) if own is turn)
         before = self.turns[:place]
         head, _, _ = self._frame(turn.role, PROBE, before, answer=True).partition(PROBE)

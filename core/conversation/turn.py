@@ -49,7 +49,8 @@ class Turn:
     @property
     def hidden(self) -> str:
         """What an answer ended with and its asker never saw: end of turn, stop string."""
-        return self.rendered[len(self.text) :] if self.is_answer else ""
+        end = self.rendered.find(self.text) + len(self.text)
+        return self.rendered[end:] if self.is_answer else ""
 
 
 def from_entry(source: Source, decode: Callable[[Sequence[int]], str]) -> Turn:

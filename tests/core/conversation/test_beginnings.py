@@ -1,7 +1,7 @@
 """What a tokenizer begins texts with: it stands once, at the very start, if no template says it."""
 
 import pytest
-from small_tokenizers import CHATML, build, talk
+from small_tokenizers import CHATML, build, chat_format, talk
 from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -112,3 +112,24 @@ def test_under_another_tokenizer_a_conversation_begins_as_that_one_does(
     other = transcript.under(chat, "other")
 
     assert (other.token_ids[0], other.token_ids.count(BEGINS)) == (BEGINS, 1)
+
+
+@pytest.mark.parametrize("algorithm", ["bytes", "unigram"])
+def test_an_answer_begins_with_the_white_space_that_its_template_writes_there(
+    algorithm: str,
+) -> None:
+    """And one that a client gives is remembered as if the model had said it."""
+    for template in ("spaced", "broken line"):
+        chat = chat_format(algorithm, template)
+        given = Transcript(chat, "test").given_answer("a cab")
+        said = Transcript(chat, "test").answer(given.token_ids, "stop")
+
+        assert (given.text, given.rendered) == ("a cab", said.rendered)
+        assert given.hidden == chat.decode(chat.written_end)
+
+
+def test_white_space_that_the_model_said_itself_is_not_put_before_its_answer_again() -> None:
+    chat = chat_format("bytes", "broken line")
+
+    assert chat.encode_answer("\na cab") == chat.encode_answer("a cab")
+    assert Transcript(chat, "test").given_answer("\na cab").rendered == "\na cab"

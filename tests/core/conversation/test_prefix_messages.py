@@ -112,7 +112,7 @@ def test_a_conversation_of_its_own_is_rendered_like_one_that_was_held() -> None:
 
 
 @every_tokenizer
-@pytest.mark.parametrize("template", ["chatml", "marks"])
+@pytest.mark.parametrize("template", ["chatml", "marks", "spaced", "broken line"])
 def test_a_conversation_of_its_own_has_the_tokens_of_its_whole_rendering(
     algorithm: str, template: str
 ) -> None:

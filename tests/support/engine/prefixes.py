@@ -37,7 +37,9 @@ texts = st.text(st.sampled_from(LETTERS), min_size=1, max_size=40) | st.lists(
 every_tokenizer = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 
-every_template = pytest.mark.parametrize("template", ["chatml", "default system", "drops thinking"])
+every_template = pytest.mark.parametrize(
+    "template", ["chatml", "default system", "drops thinking", "spaced", "broken line"]
+)
 
 
 quick = settings(max_examples=60)

@@ -44,12 +44,23 @@ MARKS = (
     "{% for m in messages %}<|start|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|start|>{% endif %}"
 )
+# Ask for an answer without the white space that history has before it: as Llama-2, and as GLM-4.
+SPACED = (
+    "{% for m in messages %}{% if m.role == 'assistant' %} {{ m.content }}<|end|>"
+    "{% else %}A {{ m.content }} b{% endif %}{% endfor %}"
+)
+BROKEN_LINE = (
+    "{% for m in messages %}{{ '<|start|>' if m.role == 'assistant' else '<|end|>' }}\n"
+    "{{ m.content }}{% endfor %}{{ '<|start|>' if add_generation_prompt else '' }}"
+)
 TEMPLATES = {
     "none": None,
     "chatml": CHATML,
     "marks": MARKS,
     "default system": DEFAULT_SYSTEM,
     "drops thinking": DROPS_THINKING,
+    "spaced": SPACED,
+    "broken line": BROKEN_LINE,
 }
 
 
