@@ -98,8 +98,8 @@ def make_request(
         raise EmptyPrompt("the prompt has no tokens")
     known = _remembered(transcript, draft, tokens)
     chat, asked, sampling = transcript.chat, ask.turn, ask.turn.sampling
-    raw = turns[-1].raw
-    choices = tuple(_choice(chat, text, raw=raw) for text in sampling.choices if asked.answer)
+    texts = sampling.choices if asked.answer else ()
+    choices = tuple(_choice(chat, text, turns[-1]) for text in texts)
     _check_tokens((tokens, *choices), spec)
     if choices:
         sampling = replace(sampling, max_tokens=max(map(len, choices)))
@@ -190,10 +190,11 @@ def log_answer(finished: Finished, text: str, *, with_text: bool) -> None:
         )
 
 
-def _choice(chat: ChatFormat, text: str, *, raw: bool) -> tuple[int, ...]:
-    """The tokens of an answer that ends here, to a `raw` prompt or one of the template's. Without
-    the end a choice that another one begins with would always be the likelier of the two."""
-    said = chat.encode_rest(text) if raw else chat.encode_answer(text)
+def _choice(chat: ChatFormat, text: str, asked: Turn) -> tuple[int, ...]:
+    """The tokens of an answer that ends here, to what is `asked`. Without the end a choice that
+    another one begins with would always be the likelier of the two."""
+    raw = asked.raw
+    said = chat.encode_behind(asked.rendered, text) if raw else chat.encode_answer(text)
     return (*said, *chat.end_of_turn)
 
 

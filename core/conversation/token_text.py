@@ -9,6 +9,9 @@ from kvactors.core.errors import ContextExceeded
 
 __all__ = ["TokenText"]
 
+# Characters before a text on which its tokens may depend.
+NEAR = 256
+
 
 class TokenText:
     """A tokenizer without its chat template; `eos`: the tokens that end a text. Any thread."""
@@ -57,8 +60,9 @@ class TokenText:
         return whole[cut:] if cut and whole[:cut] == anchor else self.encode(text)
 
     def encode_behind(self, before: str, text: str) -> list[int]:
-        """Token ids of a text that goes on behind another one."""
-        ids, whole = self.encode(before), self.encode(before + text)
+        """Token ids of a text that goes on behind another one, whose end is looked at."""
+        near = before[-NEAR:]
+        ids, whole = self.encode(near), self.encode(near + text)
         cut = len(ids)
         return whole[cut:] if whole[:cut] == ids else self.encode_rest(text)
 

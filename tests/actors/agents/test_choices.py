@@ -24,3 +24,18 @@ def test_white_space_that_the_template_writes_before_answers_is_not_in_the_text_
     assert reply.text == "a cab"
     assert reply.token_ids == (*chat.encode_answer("a cab"), *chat.end_of_turn)
     assert [turn.text for turn in agent.transcript().turns] == ["Hello", "a cab"]
+
+
+def test_behind_a_prompt_without_template_it_has_the_tokens_that_it_has_behind_the_template(
+    open_grid: Callable[..., AgentSystem],
+) -> None:
+    system = open_grid(Grid("unigram", "marks"), store=False)
+    templated = system.spawn("templated")
+    said = templated.ask("Hello", sampling=YES).get(timeout=WAIT)
+    prompt = templated.transcript().turns[0]
+
+    ids = system.spawn("ids").ask(prompt.token_ids, sampling=YES)
+    text = system.spawn("text").ask(prompt.rendered, match=True, sampling=YES)
+
+    for reply in (ids.get(timeout=WAIT), text.get(timeout=WAIT)):
+        assert (reply.text, reply.token_ids) == ("a cab", said.token_ids)
