@@ -91,7 +91,8 @@ def make_request(
     """The request that runs a `draft` of the `transcript` of `agent_id`, as `ask` asks, on a model
     with this `spec`. An `isolated` one shares no system prompt's KV. Raises
     EmptyPrompt, TokenOutOfRange, ContextExceeded, InvalidSampling for choices too long for
-    the model's windows, and InvalidGrammar for a grammar that no answer of `max_tokens` meets."""
+    the model's windows or of the same tokens, and InvalidGrammar for a grammar that no answer of
+    `max_tokens` meets."""
     turns = [*transcript.turns[: draft.keep], *draft.turns]
     tokens = [token for turn in turns for token in turn.token_ids]
     if not tokens or (draft.match is None and not draft.turns[0].token_ids):
@@ -101,6 +102,7 @@ def make_request(
     texts = sampling.choices if asked.answer else ()
     choices = tuple(_choice(chat, text, turns[-1]) for text in texts)
     _check_tokens((tokens, *choices), spec)
+    _check_different(texts, choices)
     if choices:
         sampling = replace(sampling, max_tokens=max(map(len, choices)))
         if sampling.max_tokens > BLOCK_TOKENS and any(layer.window for layer in spec.layers):
@@ -196,6 +198,17 @@ def _choice(chat: ChatFormat, text: str, asked: Turn) -> tuple[int, ...]:
     raw = asked.raw
     said = chat.encode_behind(asked.rendered, text) if raw else chat.encode_answer(text)
     return (*said, *chat.end_of_turn)
+
+
+def _check_different(texts: Sequence[str], choices: Sequence[tuple[int, ...]]) -> None:
+    """Raise InvalidSampling where two of the `texts` have the same tokens, `choices`."""
+    known: dict[tuple[int, ...], str] = {}
+    for text, tokens in zip(texts, choices, strict=True):
+        other = known.setdefault(tokens, text)
+        if other != text:
+            raise InvalidSampling(
+                f"the choices {other!r} and {text!r} have the same tokens: give one of them"
+            )
 
 
 def retokenized_tokens(transcript: Transcript, draft: Draft) -> int:

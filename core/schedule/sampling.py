@@ -62,8 +62,8 @@ class Sampling:
     came before the answer as well, which is computed from its beginning for that. `stop` strings,
     of 1,000 characters at most, end the turn and are cut from the reply's text. With `choices` the
     answer is one of these texts, drawn by what the model gives each as a whole, its end of turn
-    included; then only `temperature` and `seed` apply. With a `grammar` the answer has its form,
-    whole within `max_tokens`. Raises InvalidSampling.
+    included (no two may have the same tokens); then only `temperature` and `seed` apply. With a
+    `grammar` the answer has its form, whole within `max_tokens`. Raises InvalidSampling.
     """
 
     max_tokens: int = 256

@@ -6,7 +6,7 @@ import pytest
 from small_tokenizers import chat_format
 from swap_models import Grid
 
-from kvactors.actors import AgentSystem, Sampling
+from kvactors.actors import AgentSystem, InvalidSampling, Sampling
 
 WAIT = 60
 YES = Sampling(choices=("a cab",))
@@ -39,3 +39,13 @@ def test_behind_a_prompt_without_template_it_has_the_tokens_that_it_has_behind_t
 
     for reply in (ids.get(timeout=WAIT), text.get(timeout=WAIT)):
         assert (reply.text, reply.token_ids) == ("a cab", said.token_ids)
+
+
+def test_two_choices_of_the_same_tokens_are_refused_and_named(
+    open_grid: Callable[..., AgentSystem],
+) -> None:
+    agent = open_grid(Grid("unigram", "marks"), store=False).spawn("a")
+    alike = Sampling(choices=("be", "a cab", " a cab"))
+
+    with pytest.raises(InvalidSampling, match="'a cab' and ' a cab' have the same tokens"):
+        agent.ask("Hello", sampling=alike).get(timeout=WAIT)
