@@ -144,13 +144,17 @@ class Planner:
 
     def _moved(self, turn: Turn, before: Sequence[Turn], after: Transcript) -> Turn:
         """A turn that follows others than `before` now. Its rendering begins with what the last
-        of them lacks, or with the system prompt."""
-        if turn.raw or turn.is_answer:
+        of them lacks, or with the system prompt, and at the very start as the tokenizer begins
+        texts."""
+        if turn.is_answer:
             return turn
+        if turn.raw:
+            ids = turn.token_ids if after.turns else tuple(after.chat.begun(turn.token_ids))
+            return replace(turn, token_ids=ids)
         was = self.transcript.rendering(turn.role, turn.text, answer=turn.asked, after=before)
         now = after.render(turn.role, turn.text, answer=turn.asked)
         # A turn that was cut is not rendered whole, and stays as it is.
-        if turn.rendered != was or was == now.rendered:
+        if turn.rendered != was or turn.token_ids == now.token_ids:
             return turn
         return replace(now, stands_for=turn.stands_for)
 

@@ -74,7 +74,8 @@ def make_draft(transcript: Transcript, ask: Ask) -> Draft:
     else:
         text, ids = given.model.chat.decode(given.token_ids), given.token_ids
         if given.model.tokenizer_id != transcript.tokenizer_id:
-            ids = tuple(transcript.chat.encode(text))
+            chat = transcript.chat
+            ids = tuple(chat.encode(text) if transcript.turns else chat.encode_whole(text))
         turn = Turn(asked.role, text, ids, text, raw=True)
     return Draft(len(transcript.turns), (turn,), None, transcript.system_prompt)
 

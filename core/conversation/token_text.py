@@ -43,8 +43,12 @@ class TokenText:
     def encode_whole(self, text: str) -> list[int]:
         """Token ids of a text that nothing stands before: with what the tokenizer begins texts
         with, unless it is written there."""
-        ids, begins = self.encode(text), self.begins
-        return ids if tuple(ids[: len(begins)]) == begins else [*begins, *ids]
+        return self.begun(self.encode(text))
+
+    def begun(self, ids: Sequence[int]) -> list[int]:
+        """Token ids that nothing stands before, as `encode_whole` begins them."""
+        begins = self.begins
+        return [*ids] if tuple(ids[: len(begins)]) == begins else [*begins, *ids]
 
     def encode_rest(self, text: str) -> list[int]:
         """Token ids of a text that goes on in the middle of a line.

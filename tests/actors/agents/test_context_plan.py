@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from small_tokenizers import chat_format
+from small_tokenizers import BEGINS, chat_format, raw_turn, starting
 
 from kvactors.actors import (
     DropOldest,
@@ -11,13 +11,15 @@ from kvactors.actors import (
     Summarize,
 )
 from kvactors.actors.agents.planner import Planner, Running
+from kvactors.actors.agents.request_builder import make_draft
 from kvactors.actors.turns.messages_agent import Ask
 from kvactors.actors.turns.options import TurnOptions
-from kvactors.actors.turns.prompt import NewText, WholeConversation
+from kvactors.actors.turns.prompt import NewText, NewTokenIds, WholeConversation
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.cache.spec import LayerSpec, ModelCacheSpec
 from kvactors.core.conversation.context_policy import ContextPolicy
 from kvactors.core.conversation.transcript import Transcript
+from kvactors.core.model.info import ModelInfo
 from kvactors.core.schedule.events import Finished
 from kvactors.core.schedule.request import Request
 
@@ -111,3 +113,31 @@ def test_a_question_that_is_answered_again_stays_with_its_answer(edited: bool) -
     turns = [*transcript.turns[: draft.keep], *draft.turns]
     assert draft.keep < 5, "nothing had to leave"
     assert "Hello calm world, hello again" in [turn.text for turn in turns]
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("policy", [DropOldest, Summarize])
+def test_what_comes_first_now_begins_as_the_tokenizer_begins_texts(
+    policy: type[DropOldest], raw: bool
+) -> None:
+    chat = starting()
+    transcript = Transcript(chat, "test")
+    for _ in range(60):
+        heard = transcript.render("user", "Hello world, hello again", answer=False)
+        transcript.extend([raw_turn(chat, "Hello world, hello again") if raw else heard])
+
+    running, request = planned(transcript, policy(keep_head=0), "abc")
+
+    assert running.draft.keep == 0, "nothing had to leave"
+    assert (request.tokens[0], request.tokens.count(BEGINS)) == (BEGINS, 1)
+
+
+def test_token_ids_of_another_tokenizer_begin_as_this_one_begins_texts() -> None:
+    chat, other = starting(), chat_format("unigram")
+    info = ModelInfo("other", other, SPEC, "", "", "other", "", 0)
+    ids = NewTokenIds(tuple(other.encode("Hello world")), info)
+    asked = Ask(Ticket.begin("a", streamed=False), TurnOptions(ids, Sampling(max_tokens=8)))
+
+    draft = make_draft(Transcript(chat, "test"), asked)
+
+    assert list(draft.turns[0].token_ids) == chat.tokenizer.encode("Hello world")

@@ -1,9 +1,7 @@
 """What a tokenizer begins texts with: it stands once, at the very start, if no template says it."""
 
 import pytest
-from small_tokenizers import CHATML, build, chat_format, talk
-from tokenizers import Tokenizer, processors
-from transformers import PreTrainedTokenizerFast
+from small_tokenizers import BEGINS, CHATML, chat_format, starting, talk
 
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.prefix_match import match_messages, match_text
@@ -11,25 +9,10 @@ from kvactors.core.conversation.rewind import cut_at_token
 from kvactors.core.conversation.transcript import Transcript
 from kvactors.core.testing.models import PlainTokenizer
 
-BEGINS = 1
-
-
-def made(template: str | None = None) -> ChatFormat:
-    """Bytes as tokens; each text begins with <|start|>."""
-    inner = Tokenizer.from_str(build("bytes").to_str())
-    inner.post_processor = processors.TemplateProcessing(
-        single="<|start|> $A", special_tokens=[("<|start|>", BEGINS)]
-    )
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=inner, bos_token="<|start|>", eos_token="<|end|>"
-    )
-    fast.chat_template = template
-    return ChatFormat(fast)
-
 
 @pytest.fixture(scope="module")
 def chat() -> ChatFormat:
-    return made()
+    return starting()
 
 
 def test_without_a_template_the_first_turn_begins_as_the_tokenizer_begins_texts(
@@ -52,7 +35,7 @@ def test_a_shared_system_prompt_begins_so_too(chat: ChatFormat) -> None:
 
 
 def test_a_template_says_itself_how_a_conversation_begins() -> None:
-    transcript = talk(made("{{ 'abc' }}" + CHATML), "Hello", system="Be brief.")
+    transcript = talk(starting("{{ 'abc' }}" + CHATML), "Hello", system="Be brief.")
 
     assert transcript.token_ids[0] != BEGINS
     assert transcript.beginning("Be brief.")[0] != BEGINS
@@ -61,7 +44,7 @@ def test_a_template_says_itself_how_a_conversation_begins() -> None:
 @pytest.mark.parametrize("template", [None, CHATML])
 @pytest.mark.parametrize("text", ["Hello world", "<|start|>Hello world"])
 def test_a_text_at_the_very_start_has_it_once(template: str | None, text: str) -> None:
-    chat = made(template)
+    chat = starting(template)
 
     draft = match_text(Transcript(chat, "test"), text)
 

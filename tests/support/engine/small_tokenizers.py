@@ -5,7 +5,15 @@ from functools import cache
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from tokenizers.trainers import BpeTrainer, UnigramTrainer, WordPieceTrainer
 from transformers import PreTrainedTokenizerFast
 
@@ -25,6 +33,7 @@ CORPUS = [
     "日本語 🦊 👩\u200d💻 é e\u0301 u\u0308 ß Ł\r\n\tWe heed.",
 ]
 SPECIALS = ["<unk>", "<|start|>", "<|end|>"]
+BEGINS = 1
 
 CHATML = (
     "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
@@ -106,6 +115,19 @@ def chat_format(algorithm: str, template: str = "none") -> ChatFormat:
     )
     wrapped.chat_template = TEMPLATES[template]
     return ChatFormat(wrapped)
+
+
+def starting(template: str | None = None) -> ChatFormat:
+    """Bytes as tokens; each text begins with <|start|>."""
+    inner = Tokenizer.from_str(build("bytes").to_str())
+    inner.post_processor = processors.TemplateProcessing(
+        single="<|start|> $A", special_tokens=[("<|start|>", BEGINS)]
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=inner, bos_token="<|start|>", eos_token="<|end|>"
+    )
+    fast.chat_template = template
+    return ChatFormat(fast)
 
 
 def knows(chat: ChatFormat, text: str) -> bool:
