@@ -153,11 +153,15 @@ def _cast(model: Any, dtype: str) -> bool:
 
 
 def _kept(model: Any) -> list[tuple[str, mx.array]]:
-    """What a model of mlx-lm's keeps as it is when it is cast: a router's corrections, say."""
+    """What a model of mlx-lm's keeps in float32 when it is cast: a router's corrections, say."""
     casts = getattr(model, "cast_predicate", None)
     if casts is None:
         return []
-    return [it for it in nn.utils.tree_flatten(model.parameters()) if not casts(it[0])]
+    return [
+        (name, array)
+        for name, array in nn.utils.tree_flatten(model.parameters())
+        if array.dtype == mx.float32 and not casts(name)
+    ]
 
 
 def _straighten(model: Any) -> None:

@@ -150,6 +150,15 @@ def test_half_precision_weights_are_cast_to_float32_on_the_cpu_only_by_default(h
     assert automatic == ("float32" if mx.default_device() == mx.Device(mx.cpu) else half)
 
 
+def test_what_mlx_lm_does_not_cast_is_cast_from_half_precision() -> None:
+    model = build("deepseek_v3")
+    model.set_dtype(mx.bfloat16)
+
+    load(model, dtype="float32")
+
+    assert {array.dtype for _, array in tree_flatten(model.parameters())} == {mx.float32}
+
+
 def test_what_mlx_lm_does_not_cast_is_not_cast_when_a_dtype_is_asked_for() -> None:
     model = build("deepseek_v3")
 
