@@ -38,6 +38,15 @@ _HASHES = "_kvactors_hashes"
 
 DEFAULT_CONTEXT = 32_768
 
+# What families call the positions that they were made for.
+_POSITIONS = (
+    "max_position_embeddings",
+    "n_positions",
+    "model_max_length",
+    "max_sequence_length",
+    "max_context_length",
+    "max_seq_len",
+)
 
 # Of a GPU what [write-up, 3.4] has.
 CPU_CHUNK, GPU_CHUNK = 512, 4096
@@ -185,8 +194,7 @@ def _context(longest: int | None, options: ModelOptions) -> int:
 
 def stated_positions(model: Any, config: Mapping[str, Any] = MappingProxyType({})) -> int | None:
     """How many positions a model was made for, if its `config.json` or its arguments say so."""
-    names = ("max_position_embeddings", "n_positions", "model_max_length")
-    return _said(names, config, _arguments(model))
+    return _said(_POSITIONS, config, _arguments(model))
 
 
 def _arguments(model: Any) -> Mapping[str, Any]:

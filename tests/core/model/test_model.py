@@ -214,6 +214,9 @@ def test_a_directory_with_float_or_4_bit_weights_loads_and_answers(
     [
         ({"max_position_embeddings": 4096}, 4096),
         ({"text_config": {"max_position_embeddings": 131_072}}, 131_072),
+        ({"max_sequence_length": 2048}, 2048),
+        ({"max_context_length": 2048}, 2048),
+        ({"max_seq_len": 4096}, 4096),
         ({}, 32_768),
     ],
 )
