@@ -138,7 +138,7 @@ class ChatFormat(TokenText):
 
     def following(self, role: str, text: str, *, answer: bool, behind: Sequence[int] = ()) -> str:
         """What a later turn, `text` of `role`, adds after the previous answer's closing tokens;
-        `answer` as for `opening`. Where the template closes no answer, a model may end its own by
+        `answer` as for `opening`. Where the template writes no end, a model may end its own by
         the token that the next turn begins with: at the end of the answer `behind`, it is there."""
         if role == "assistant":
             # An observed answer follows a question, or the template refuses it.
@@ -153,9 +153,16 @@ class ChatFormat(TokenText):
             return self._behind_answer({"role": role, "content": said}, answer=answer)
 
         rendered = _heard(role, text, render)
-        ended = behind[-1:] if behind and behind[-1] in self.eos and not self._closing else ()
-        begun = self.decode(ended)
-        return rendered if text.startswith(begun) else rendered.removeprefix(begun)
+        begun = self._end_for_next(behind)
+        written = begun and render(_ASK).startswith(begun)
+        return rendered.removeprefix(begun) if written else rendered
+
+    def _end_for_next(self, tokens: Sequence[int]) -> str:
+        """The end token that an answer's `tokens` end with, where white space at most stands
+        behind answers and the next turn may begin with it."""
+        ended = tokens and tokens[-1] in self.eos and not self._closing.strip()
+        end = self.decode(tokens[-1:]) if ended else ""
+        return end if end.strip() or not self._closing else ""
 
     def with_tools(self, system: str, tools: Sequence[dict[str, Any]]) -> str | None:
         """The system prompt that the template itself makes of a `system` prompt and of `tools`,
@@ -204,6 +211,10 @@ class ChatFormat(TokenText):
         lacks all of the closing.
         """
         if not answered or not self._closing:
+            return ""
+        begun = self._end_for_next(tokens)
+        if begun and self._followed.removeprefix(self._closing).startswith(begun):
+            # The next turn has begun: the white space is the model's, or is not there.
             return ""
         if tokens and tokens[-1] in self.eos:
             end = self.decode(tokens[-1:])

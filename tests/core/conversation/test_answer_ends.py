@@ -22,12 +22,16 @@ UNENDED = (
 SAID = [("user", "abc"), ("assistant", "a cab"), ("user", "be calm")]
 
 
-@pytest.fixture(scope="module")
-def chat() -> ChatFormat:
+def made(template: str) -> ChatFormat:
     fast = PreTrainedTokenizerFast(tokenizer_object=build("bytes"), eos_token="<unk>")
-    fast.chat_template = UNENDED
+    fast.chat_template = template
     ends = [fast.convert_tokens_to_ids(end) for end in ("<unk>", "<|start|>")]
     return ChatFormat(TokenizerWrapper(fast, eos_token_ids=ends))
+
+
+@pytest.fixture(scope="module")
+def chat() -> ChatFormat:
+    return made(UNENDED)
 
 
 def held(chat: ChatFormat, end: str) -> Transcript:
@@ -76,6 +80,22 @@ def test_what_a_user_says_is_not_taken_for_what_a_turn_begins_with() -> None:
     transcript.extend([question, transcript.answer([5, 0], "stop")])
 
     assert transcript.render("user", "\0be", answer=True).rendered == "\0be"
+
+
+@pytest.mark.parametrize("end", ["\n<|start|>", ""])
+def test_nor_where_the_template_writes_white_space_behind_answers(end: str) -> None:
+    spaced = made(UNENDED.replace("{% endfor", "\n{% endfor"))
+    transcript = held(spaced, end)
+
+    question = transcript.render("user", "be calm", answer=True)
+
+    assert [*transcript.token_ids, *question.token_ids] == whole(spaced)
+
+
+def test_a_user_may_say_it_where_the_template_writes_it_too(chat: ChatFormat) -> None:
+    question = held(chat, "<|start|>").render("user", "<|start|>be", answer=True)
+
+    assert question.rendered == "user: <|start|>be[A]"
 
 
 @pytest.mark.parametrize("end", ["<|start|>", ""])
