@@ -112,20 +112,6 @@ class ChatFormat(TokenText):
             self._grammar_tokens = made
         return made
 
-    def reply_text(self, tokens: Sequence[int], stop: Sequence[str] = ()) -> str:
-        """Text of a reply: end-of-turn tokens and everything from a stop string on are cut."""
-        return self.reply_parts(tokens, stop)[0]
-
-    def reply_parts(self, tokens: Sequence[int], stop: Sequence[str] = ()) -> tuple[str, str]:
-        """A reply's text, and the text of its tokens that comes after and is not shown."""
-        end = len(tokens)
-        while end and tokens[end - 1] in self.eos:
-            end -= 1
-        text = self.decode(tokens[:end])
-        cuts = [place for place in (text.find(string) for string in stop) if place >= 0]
-        shown = min(cuts, default=len(text))
-        return text[:shown], text[shown:] + self.decode(tokens[end:])
-
     def opening(self, role: str, text: str, *, system: str | None, answer: bool) -> str:
         """The first turn of a transcript, rendered whole: `text` of `role` behind a `system`
         prompt; `answer`: the assistant is to answer it."""
