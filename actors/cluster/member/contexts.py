@@ -25,8 +25,8 @@ TOPIC = ("a topic", "name who shall get it: broadcast(message, to=[...])")
 
 
 class OwnAgent(ClusterAgent):
-    """An agent, as its own behaviour has it: asked through `link`, on the node where that runs,
-    which is told what it `owes`. `ended`: whether the behaviour has, by itself, and `ended_by`
+    """The agent `agent_id`, as its own behaviour has it: asked through `link`, on the node where
+    that runs, which is told what it `owes`. `ended`: whether the behaviour has, by itself, and `ended_by`
     what."""
 
     ended = False
