@@ -26,8 +26,8 @@ TOPIC = ("a topic", "name who shall get it: broadcast(message, to=[...])")
 
 class OwnAgent(ClusterAgent):
     """The agent `agent_id`, as its own behaviour has it: asked through `link`, on the node where
-    that runs, which is told what it `owes`. `ended`: whether the behaviour has, by itself, and `ended_by`
-    what."""
+    that runs, which is told what it `owes`. `ended`: whether the behaviour has, by itself, and
+    `ended_by` what."""
 
     ended = False
     ended_by: BaseException | None = None

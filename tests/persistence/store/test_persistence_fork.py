@@ -6,7 +6,7 @@ import errno
 import subprocess
 import sys
 import textwrap
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
 
@@ -248,16 +248,14 @@ def check_forked(store: Store, *, done: bool) -> None:
     check_whole(store, "child")
 
 
-# Of a fork, and of opening and closing its store.
-OPERATIONS = 32
+OPERATIONS = 32  # Of a fork, and of opening and closing its store.
 
 
 def test_every_operation_of_a_fork_is_among_those_at_which_it_is_killed(tmp_path: Path) -> None:
     with_parent(tmp_path).close()
     files = CountingFiles()
-    store = Store(tmp_path, files=files)
-    store.fork("parent", "child")
-    store.close()
+    with closing(Store(tmp_path, files=files)) as store:
+        store.fork("parent", "child")
 
     assert len(files.operations) == OPERATIONS
 
