@@ -13,6 +13,7 @@ from kvactors.actors.cluster.protocol.directory.names import Names
 from kvactors.actors.cluster.protocol.errors import Unreachable
 from kvactors.actors.cluster.protocol.interfaces import Journal, Record
 from kvactors.actors.cluster.protocol.records import Member, Move, Place, Plain
+from kvactors.actors.cluster.protocol.whole_journal import WholeJournal
 
 __all__ = ["Registry", "next_epoch"]
 
@@ -28,7 +29,7 @@ class Registry:
     """
 
     def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+        self._journal = WholeJournal(journal)
         self.places: dict[str, Place] = {}
         self.names = Names()
         self.members: dict[str, Member] = {}
@@ -46,8 +47,6 @@ class Registry:
         self.groups: defaultdict[str | None, Counter[str]] = defaultdict(Counter)
         self.index = Index()
         self.broken: OSError | None = None
-        # What is being written to the journal just now.
-        self._noting = dict[object, Record]()
         self._length = 0
         for record in journal.load():
             self._make(record)
@@ -86,20 +85,13 @@ class Registry:
             "epochs": dict(epochs or {}),
         }
         self.check()
-        await self._write({key: value for key, value in change.items() if value})
+        try:
+            await self._journal.append({key: value for key, value in change.items() if value})
+        except OSError as error:
+            self.broken = error
         self.check()
         self._make(change)
         self._length += _things(change)
-
-    async def _write(self, record: Record) -> None:
-        noting = object()
-        self._noting[noting] = record
-        try:
-            await self._journal.append(record)
-        except OSError as error:
-            self.broken = error
-        finally:
-            del self._noting[noting]
 
     def check(self) -> None:
         """Raises Unreachable after the disk has failed."""
@@ -117,7 +109,7 @@ class Registry:
         """Write the journal anew, as it is now: as `compact` does where that is worth while. What
         is noted meanwhile stands behind it. Raises OSError: then the old one stands, or the new."""
         self._length = self._size()
-        await self._journal.replace(chain(self._state(), list(self._noting.values())))
+        await self._journal.replace(self._state())
 
     def _size(self) -> int:
         return len(self.places) + len(self.members) + len(self.moves) + len(self.gone)

@@ -5,6 +5,7 @@ promised to heed.
 from uuid import uuid4
 
 from kvactors.actors.cluster.protocol.interfaces import Journal, Record
+from kvactors.actors.cluster.protocol.whole_journal import WholeJournal
 
 __all__ = ["Notes"]
 
@@ -16,11 +17,9 @@ class Notes:
     """Over the node's journal. What is noted is on disk before anyone acts upon it."""
 
     def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+        self._journal = WholeJournal(journal)
         self._promises: dict[str, int] = {}
         self.incarnation, self.disk = 0, ""
-        # What is being written to the journal just now.
-        self._noting = dict[object, Record]()
         self._length = 0
         for record in journal.load():
             self._length += 1
@@ -51,14 +50,8 @@ class Notes:
         if self._length > WASTE * len(self._promises) + 100:
             self._length = len(self._promises)
             state = {"incarnation": self.incarnation, "disk": self.disk}
-            now = {**state, "promises": dict(self._promises)}
-            await self._journal.replace([now, *self._noting.values()])
+            await self._journal.replace([{**state, "promises": dict(self._promises)}])
 
     async def _note(self, record: Record) -> None:
-        noting = object()
-        self._noting[noting] = record
-        try:
-            await self._journal.append(record)
-        finally:
-            del self._noting[noting]
+        await self._journal.append(record)
         self._length += 1
