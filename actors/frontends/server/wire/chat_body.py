@@ -19,7 +19,7 @@ from kvactors.actors.frontends.server.exchange.inquiry import (
 )
 from kvactors.actors.frontends.server.wire.asking import client_of
 from kvactors.actors.frontends.server.wire.errors import refused
-from kvactors.actors.frontends.server.wire.reading import Body, Listed, Stops, nucleus
+from kvactors.actors.frontends.server.wire.reading import Body, Listed, Stops, name_of, nucleus
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["MOST_ANSWERS", "MOST_TOKENS", "ChatBody", "inquiry_of", "mode_of", "text_of"]
@@ -167,9 +167,7 @@ def _tool(index: int, tool: Mapping[str, Any]) -> Tool:
     where, function = f"tools.{index}", tool.get("function")
     if not isinstance(function, dict):
         raise refused(f"{where}.function", "a function with a name is needed")
-    name = function.get("name")
-    if not isinstance(name, str) or not name:
-        raise refused(f"{where}.function.name", "a tool needs a name")
+    name = name_of(f"{where}.function", function)
     schema = function.get("parameters") or {}
     if not isinstance(schema, dict):
         raise refused(f"{where}.function.parameters", "a JSON schema is needed")

@@ -17,7 +17,7 @@ from kvactors.actors.frontends.server.exchange.inquiry import (
 )
 from kvactors.actors.frontends.server.wire.asking import client_of
 from kvactors.actors.frontends.server.wire.errors import refused
-from kvactors.actors.frontends.server.wire.reading import Body, Listed, Stops, nucleus
+from kvactors.actors.frontends.server.wire.reading import Body, Listed, Stops, name_of, nucleus
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["CountBody", "MessagesBody", "inquiry_of", "skipped"]
@@ -181,9 +181,7 @@ def _is_custom(tool: Mapping[str, Any]) -> bool:
 
 
 def _tool(where: str, tool: Mapping[str, Any]) -> Tool:
-    name = tool.get("name")
-    if not isinstance(name, str) or not name:
-        raise refused(f"{where}.name", "a tool needs a name")
+    name = name_of(where, tool)
     schema = tool.get("input_schema") or {}
     if not isinstance(schema, dict):
         raise refused(f"{where}.input_schema", "a JSON schema is needed")
@@ -201,7 +199,4 @@ def _tool_choice(choice: Mapping[str, Any]) -> ToolChoice:
     kind = choice.get("type", "auto")
     if not isinstance(kind, str) or kind not in modes:
         raise refused("tool_choice.type", f"auto, any, tool or none, not {kind!r}")
-    name = choice.get("name", "") if kind == "tool" else ""
-    if not isinstance(name, str) or bool(name) != (kind == "tool"):
-        raise refused("tool_choice.name", f"the name of a tool, not {name!r}")
-    return ToolChoice(modes[kind], name)
+    return ToolChoice(modes[kind], name_of("tool_choice", choice) if kind == "tool" else "")

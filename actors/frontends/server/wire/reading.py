@@ -15,7 +15,7 @@ from pydantic_core import core_schema
 
 from kvactors.actors.frontends.server.wire.errors import Failure, refused
 
-__all__ = ["Body", "Listed", "Stops", "content_of", "nucleus", "record_of"]
+__all__ = ["Body", "Listed", "Stops", "content_of", "name_of", "nucleus", "record_of"]
 
 MOST_NESTED = 64
 # Keys and values of a body: a thousand prompts of a thousand token ids.
@@ -134,6 +134,14 @@ def _finite(digits: str) -> float:
     if math.isinf(value := float(digits)):
         raise ValueError(f"{digits[:MOST_SHOWN]} is larger than a number can be")
     return value
+
+
+def name_of(where: str, tool: Any) -> str:
+    """The name of a `tool` in the field `where`. Raises Failure without one."""
+    name = tool.get("name") if isinstance(tool, dict) else None
+    if not isinstance(name, str) or not name:
+        raise refused(f"{where}.name", "a tool needs a name")
+    return name
 
 
 def _well_formed(content: Any) -> Any:

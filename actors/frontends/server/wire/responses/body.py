@@ -22,7 +22,7 @@ from kvactors.actors.frontends.server.exchange.inquiry import (
 from kvactors.actors.frontends.server.wire.asking import client_of
 from kvactors.actors.frontends.server.wire.chat_body import MOST_TOKENS, mode_of
 from kvactors.actors.frontends.server.wire.errors import refused
-from kvactors.actors.frontends.server.wire.reading import Body, Listed, nucleus
+from kvactors.actors.frontends.server.wire.reading import Body, Listed, name_of, nucleus
 from kvactors.actors.frontends.server.wire.responses.items import Item, listed, messages_of, unsaid
 from kvactors.core.schedule.sampling import Sampling
 
@@ -128,7 +128,7 @@ def _tools(where: str, tool: Any, namespace: str = "") -> Iterator[Tool]:
         raise refused(where, f"a tool is an object, not {type(tool).__name__}")
     kind = tool.get("type")
     if kind == "namespace" and not namespace:
-        name = _name(where, tool)
+        name = name_of(where, tool)
         for index, inner in enumerate(_list(where, tool)):
             yield from _tools(f"{where}.tools.{index}", inner, name)
     elif kind == "function":
@@ -136,7 +136,7 @@ def _tools(where: str, tool: Any, namespace: str = "") -> Iterator[Tool]:
         if not isinstance(schema, dict):
             raise refused(f"{where}.parameters", "a JSON schema is needed")
         description, strict = str(tool.get("description") or ""), bool(tool.get("strict"))
-        yield Tool(_name(where, tool), description, schema, strict, namespace)
+        yield Tool(name_of(where, tool), description, schema, strict, namespace)
 
 
 def _list(where: str, field: dict[str, Any]) -> list[Any]:
@@ -146,22 +146,15 @@ def _list(where: str, field: dict[str, Any]) -> list[Any]:
     return tools
 
 
-def _name(where: str, tool: Any) -> str:
-    name = tool.get("name") if isinstance(tool, dict) else None
-    if not isinstance(name, str) or not name:
-        raise refused(f"{where}.name", "a tool needs a name")
-    return name
-
-
 def _tool_choice(choice: str | dict[str, Any] | None) -> tuple[ToolChoice, frozenset[str] | None]:
     """Whether tools are called, and the names of those that may be, None for all."""
     if not isinstance(choice, dict):
         return ToolChoice(mode_of("tool_choice", choice)), None
     if choice.get("type") == "allowed_tools":
-        names = {_name("tool_choice.tools", tool) for tool in _list("tool_choice", choice)}
+        names = {name_of("tool_choice.tools", tool) for tool in _list("tool_choice", choice)}
         return ToolChoice(mode_of("tool_choice.mode", choice.get("mode"))), frozenset(names)
     if choice.get("type") == "function":
-        return ToolChoice("required", _name("tool_choice", choice)), None
+        return ToolChoice("required", name_of("tool_choice", choice)), None
     # One that is skipped cannot be required.
     return ToolChoice(), None
 
