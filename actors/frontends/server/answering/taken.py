@@ -82,7 +82,7 @@ def standing(home: Home, place: Place) -> Literal["no", "within", "end"]:
     except KvactorsError:
         return "no"
     turns = agent.transcript().turns
-    marks = [prompt_mark(agent.system_prompt or ""), *marks_of(turns[: place.turns])]
+    marks = [prompt_mark(agent.system_prompt), *marks_of(turns[: place.turns])]
     if not place.mark or len(marks) <= place.turns or marks[-1] != place.mark:
         return "no"
     rest = turns[place.turns :]
@@ -138,7 +138,7 @@ def places_of(taken: Taken, reply: Reply) -> list[Place]:
         before = conversation.hashes[-1] if conversation.hashes else conversation.before
         hashes += chains(before, [Message("assistant", taken.reader.text, taken.reader.calls)])
     # Who begins alike finds the first by its beginning.
-    mark = prompt_mark(taken.agent.system_prompt or "")
+    mark = prompt_mark(taken.agent.system_prompt)
     first = [] if plan.keep else [Place(conversation.before, agent_id, 0, mark, plan.begins)]
     marks = marks_of(turns)[plan.keep :]
     # A turn that was taken back meanwhile has none.

@@ -79,9 +79,9 @@ def in_order(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(ordered)
 
 
-def prompt_mark(system_prompt: str) -> str:
+def prompt_mark(system_prompt: str | None) -> str:
     """A hash of what an agent's ledger begins with."""
-    return xxhash.xxh3_64_hexdigest(system_prompt.encode("utf-8", "surrogatepass"))
+    return xxhash.xxh3_64_hexdigest((system_prompt or "").encode("utf-8", "surrogatepass"))
 
 
 def tool_marks(tools: Iterable[Tool]) -> dict[str, str]:

@@ -186,7 +186,7 @@ class Resolver:
         known = self._own(client)
         if known is None or known.agent_id in busy:
             return None
-        empty = Place(b"", known.agent_id, 0, prompt_mark(""), "")
+        empty = Place(b"", known.agent_id, 0, prompt_mark(None), "")
         if self._index.begun(known.agent_id) and self._stands(empty) != "end":
             return None
         return known

@@ -30,7 +30,7 @@ from kvactors.actors.frontends.server.wire.responses.store import ResponseStore
 from kvactors.actors.system.system import AgentSystem
 from kvactors.core.errors import KvactorsError
 
-__all__ = ["LOOPBACK", "make_app"]
+__all__ = ["make_app"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,6 @@ _TOLD = (
     sqlite3.DatabaseError,
     ClientDisconnect,
 )
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def make_app(

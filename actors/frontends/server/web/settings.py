@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from kvactors.actors.frontends.server.identity.rules import Rule, shipped_rules
-from kvactors.actors.frontends.server.web.app import LOOPBACK
 from kvactors.actors.frontends.server.web.command import PORT
 from kvactors.actors.frontends.server.web.guard import Gate, Limits
 from kvactors.core.errors import InvalidConfig
@@ -13,6 +12,7 @@ from kvactors.persistence.files.encryption import EncryptionKey
 
 __all__ = ["Settings"]
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # Seconds for running turns to finish, once it is told to stop.
 GRACE = 30.0
 # As a browser says it.
