@@ -146,11 +146,10 @@ class Planner:
         """A turn that follows others than `before` now. Its rendering begins with what the last
         of them lacks, or with the system prompt, and at the very start as the tokenizer begins
         texts."""
-        if turn.is_answer:
+        if turn.is_answer or (turn.raw and after.turns):
             return turn
         if turn.raw:
-            ids = turn.token_ids if after.turns else tuple(after.chat.begun(turn.token_ids))
-            return replace(turn, token_ids=ids)
+            return replace(turn, token_ids=tuple(after.chat.begun(turn.token_ids)))
         was = self.transcript.rendering(turn.role, turn.text, answer=turn.asked, after=before)
         now = after.render(turn.role, turn.text, answer=turn.asked)
         # A turn that was cut is not rendered whole, and stays as it is.

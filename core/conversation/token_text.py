@@ -56,8 +56,7 @@ class TokenText:
         Some tokenizers put a space before whatever they are given. Behind a line break they
         do not, and the break's own tokens are taken off again.
         """
-        adds_space = self.decode(self.encode("a") * 2) == "a a"
-        if not adds_space:
+        if not self.adds_space:
             return self.encode(text)
         anchor, whole = self.encode("\n"), self.encode("\n" + text)
         cut = len(anchor)
@@ -69,6 +68,11 @@ class TokenText:
         ids, whole = self.encode(near), self.encode(near + text)
         cut = len(ids)
         return whole[cut:] if whole[:cut] == ids else self.encode_rest(text)
+
+    @cached_property
+    def adds_space(self) -> bool:
+        """Whether the tokenizer puts a space before whatever it is given."""
+        return self.decode(self.encode("a") * 2) == "a a"
 
     @cached_property
     def begins(self) -> tuple[int, ...]:
