@@ -1,11 +1,13 @@
 """A tokenizer's tokens as bytes, for grammars: llguidance's own view of it. Any thread."""
 
+import json
 import string
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from kvactors.core.errors import InvalidGrammar
@@ -45,24 +47,43 @@ class GrammarTokens:
         self._ll = _from_backend(tokenizer, ends, size) or _from_decoded(
             tokenizer, encode, decode, ends, size
         )
+        self._decode = decode
         self._lock = threading.Lock()
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def matcher(self, source: str) -> "LLMatcher":
         """A matcher at the beginning of a grammar. Raises InvalidGrammar."""
-        from llguidance import LLMatcher, LLParserLimits
-
         with self._lock:
-            known = self._compiled.pop(source, None)
-            if known is None:
-                quiet = LLParserLimits(verbose_errors=False)
-                known = LLMatcher(self._ll, source, log_level=0, limits=quiet)
-                if known.is_error():
-                    raise InvalidGrammar(f"no grammar for this tokenizer: {known.get_error()}")
+            known = self._compiled.pop(source, None) or self._compile_shown(source)
             self._compiled[source] = known
             if len(self._compiled) > MOST_COMPILED:
                 self._compiled.popitem(last=False)
             return known.deep_copy()
+
+    def _compile_shown(self, source: str) -> "LLMatcher":
+        """A matcher of tokens that show what the grammar allows: where decoding drops the space
+        that they begin with, models begin by one that is nobody's."""
+        plain = self._compile(source)
+        if not self._drops_space:
+            return plain
+        pairs = zip(plain.compute_logit_bias(), self.words, strict=False)
+        begun = any(free and word.startswith(b" ") for free, word in pairs)
+        return self._compile(_behind('" "' if begun else "/ ?/", source))
+
+    def _compile(self, source: str) -> "LLMatcher":
+        from llguidance import LLMatcher, LLParserLimits
+
+        quiet = LLParserLimits(verbose_errors=False)
+        made = LLMatcher(self._ll, source, log_level=0, limits=quiet)
+        if made.is_error():
+            raise InvalidGrammar(f"no grammar for this tokenizer: {made.get_error()}")
+        return made
+
+    @cached_property
+    def _drops_space(self) -> bool:
+        """Whether decoding drops the space that tokens begin with."""
+        spaced = (i for i, word in enumerate(self.words) if word[:1] == b" " and word[1:].isalpha())
+        return any(not self._decode([token]).startswith(" ") for token in islice(spaced, 1))
 
     def encode(self, text: bytes) -> list[int]:
         """Token ids that say these bytes, the longest first."""
@@ -98,6 +119,14 @@ class GrammarTokens:
         first = [(signs[sign],) for sign in closing if sign in signs]
         rest = [(signs[sign],) for sign in SIGNS if sign in signs and sign not in closing]
         return (closers, *first, letters, *rest)
+
+
+def _behind(lead: str, source: str) -> str:
+    """A grammar behind what the rule `lead` derives."""
+    grammars = json.loads(source)["grammars"] if source[:1] == "{" else [{"lark_grammar": source}]
+    grammars[0]["name"] = "answer"
+    led = {"name": "led", "lark_grammar": f"start: {lead} @answer"}
+    return json.dumps({"grammars": [led, *grammars]})
 
 
 def _from_backend(tokenizer: Any, ends: Sequence[int], size: int) -> "LLTokenizer | None":

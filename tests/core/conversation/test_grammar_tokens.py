@@ -1,0 +1,55 @@
+"""Grammars and tokenizers whose decoding drops the space that an answer begins with: the shipped tokenizer."""
+
+import pytest
+
+from kvactors import Grammar
+from kvactors.core.conversation.chat_format import ChatFormat
+from kvactors.core.conversation.grammar_tokens import GrammarTokens
+from kvactors.core.model.load import load_model
+from kvactors.core.model.options import DEFAULT_MODEL, ModelOptions
+from kvactors.core.schedule.guide import Guide
+
+
+@pytest.fixture(scope="module")
+def chat() -> ChatFormat:
+    return load_model(DEFAULT_MODEL, ModelOptions()).chat
+
+
+@pytest.fixture(scope="module")
+def tokens(chat: ChatFormat) -> GrammarTokens:
+    return chat.grammar_tokens(len(chat.tokenizer.get_vocab()))
+
+
+def takes(guide: Guide, ids: list[int]) -> bool:
+    """Whether an answer may be made of these tokens, and end there."""
+    for token in ids:
+        if not guide.allowed()[token] or guide.take(token) != token:
+            return False
+    return guide.way == ()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "answer"),
+    [
+        (Grammar.regex("yes|no"), "yes"),
+        (Grammar.lark('start: "yes" | "no"'), "no"),
+        (Grammar.lark('%llguidance {}\nstart: "yes" | "no"'), "no"),
+        (Grammar.json_object(), '{"a": 1}'),
+    ],
+    ids=["regex", "lark", "lark with options", "json"],
+)
+def test_an_answer_may_begin_with_the_tokens_that_the_model_says(
+    chat: ChatFormat, tokens: GrammarTokens, grammar: Grammar, answer: str
+) -> None:
+    said = chat.encode_answer(answer)
+
+    assert said != chat.encode_rest(answer), "the model begins as in the middle of a line"
+    assert takes(Guide(tokens, grammar, 60), said)
+    assert takes(Guide(tokens, grammar, 60), chat.encode_rest(answer))
+    assert not takes(Guide(tokens, grammar, 60), chat.encode_rest(f"  {answer}"))
+
+
+def test_what_is_shown_begins_with_a_space_where_the_grammar_says_so(
+    chat: ChatFormat, tokens: GrammarTokens
+) -> None:
+    assert chat.decode(Guide(tokens, Grammar.regex(" yes"), 60).way) == " yes"
