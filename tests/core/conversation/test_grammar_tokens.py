@@ -1,4 +1,4 @@
-"""Grammars and tokenizers whose decoding drops the space that an answer begins with: the shipped tokenizer."""
+"""Grammars where decoding drops the space that an answer begins with: the shipped tokenizer."""
 
 import pytest
 
