@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 
 from kvactors.actors.agents.request_builder import (
     check_length,
+    longest_answer,
+    make_choices,
     make_draft,
     make_request,
     most_tokens,
@@ -113,7 +115,8 @@ class Planner:
     # -- what leaves -------------------------------------------------------------------
 
     def _gap(self, draft: Draft, ask: Ask) -> Gap | None:
-        """What may leave so that a draft fits; None if it does, or nothing may."""
+        """What may leave so that a draft fits; None if it does, or nothing may. Raises
+        InvalidSampling."""
         if not isinstance(self.policy, DropOldest):
             return None
         past, context = self.transcript.turns[: draft.keep], self.spec.context
@@ -122,7 +125,7 @@ class Planner:
             # A question stays with its answer, also with one that is still to be given.
             past, stays = past[:-1], past[-1:]
         new = _tokens((*stays, *draft.turns))
-        new += ask.turn.sampling.max_tokens if ask.turn.answer else 0
+        new += longest_answer(ask, make_choices(self.transcript, draft, ask))
         if _tokens(past) + new <= context:
             return None
         reserved = self.policy.max_tokens if isinstance(self.policy, Summarize) else 0

@@ -37,11 +37,15 @@ logger = logging.getLogger(__name__)
 # Tokens of a system prompt from which on it is worth waiting for who prefills it.
 LEAST_SHARED = 64
 
+Choices = tuple[tuple[int, ...], ...]
+
 __all__ = [
     "check_length",
     "log_answer",
     "log_prompt",
+    "longest_answer",
     "make_answer",
+    "make_choices",
     "make_draft",
     "make_request",
     "most_tokens",
@@ -100,18 +104,16 @@ def make_request(
         raise EmptyPrompt("the prompt has no tokens")
     known = _remembered(transcript, draft, tokens)
     chat, asked, sampling = transcript.chat, ask.turn, ask.turn.sampling
-    texts = sampling.choices if asked.answer else ()
-    choices = tuple(_choice(chat, text, turns[-1]) for text in texts)
+    choices = make_choices(transcript, draft, ask)
     _check_tokens((tokens, *choices), spec)
-    _check_different(texts, choices)
+    max_tokens = longest_answer(ask, choices)
     if choices:
-        sampling = replace(sampling, max_tokens=max(map(len, choices)))
-        if sampling.max_tokens > BLOCK_TOKENS and any(layer.window for layer in spec.layers):
+        sampling = replace(sampling, max_tokens=max_tokens)
+        if max_tokens > BLOCK_TOKENS and any(layer.window for layer in spec.layers):
             raise InvalidSampling(
-                f"a choice of {sampling.max_tokens} tokens: a model with sliding windows can take "
+                f"a choice of {max_tokens} tokens: a model with sliding windows can take "
                 f"back {BLOCK_TOKENS} at most"
             )
-    max_tokens = sampling.max_tokens if asked.answer else 0
     if len(tokens) + max_tokens > spec.context:
         raise ContextExceeded(
             f"{known} tokens remembered + {len(tokens) - known} new + max_tokens {max_tokens} = "
@@ -161,6 +163,23 @@ def make_answer(
     return (turn,)
 
 
+def make_choices(transcript: Transcript, draft: Draft, ask: Ask) -> Choices:
+    """The tokens of each choice that `ask` gives for the answer to a `draft` of the `transcript`.
+    Raises InvalidSampling where two have the same."""
+    texts = ask.turn.sampling.choices if ask.turn.answer else ()
+    turns = (*transcript.turns[: draft.keep], *draft.turns)
+    choices = tuple(_choice(transcript.chat, text, turns[-1]) for text in texts)
+    _check_different(texts, choices)
+    return choices
+
+
+def longest_answer(ask: Ask, choices: Choices) -> int:
+    """How many tokens the answer to `ask` may have: those of the longest of its `choices`, if it
+    has any."""
+    most = max(map(len, choices), default=ask.turn.sampling.max_tokens)
+    return most if ask.turn.answer else 0
+
+
 def _guide(chat: ChatFormat, sampling: Sampling, spec: ModelCacheSpec) -> Guide | None:
     """What keeps the answer to its grammar, if it has one. Raises InvalidGrammar."""
     if sampling.grammar is None:
@@ -201,7 +220,7 @@ def _choice(chat: ChatFormat, text: str, asked: Turn) -> tuple[int, ...]:
     return (*said, *chat.end_of_turn)
 
 
-def _check_different(texts: Sequence[str], choices: Sequence[tuple[int, ...]]) -> None:
+def _check_different(texts: Sequence[str], choices: Choices) -> None:
     """Raise InvalidSampling where two of the `texts` have the same tokens, `choices`."""
     known: dict[tuple[int, ...], str] = {}
     for text, tokens in zip(texts, choices, strict=True):

@@ -115,6 +115,31 @@ def test_a_question_that_is_answered_again_stays_with_its_answer(edited: bool) -
     assert "Hello calm world, hello again" in [turn.text for turn in turns]
 
 
+@pytest.mark.parametrize("room", [0, -1], ids=["fits", "one token too many"])
+@pytest.mark.parametrize("max_tokens", [256, 1])
+def test_turns_leave_where_the_longest_choice_does_not_fit_whatever_max_tokens_is(
+    max_tokens: int, room: int
+) -> None:
+    chat = chat_format("bytes", "chatml")
+    transcript = Transcript(chat, "test")
+    for text in ("Hello world, hello again", "be"):
+        transcript.extend([transcript.render("user", text, answer=True)])
+        transcript.extend([transcript.given_answer("a cab")])
+    question = transcript.render("user", "be", answer=True)
+    longest = (*chat.encode_answer("Hello calm world"), *chat.end_of_turn)
+    needed = len(transcript.token_ids) + len(question.token_ids) + len(longest)
+    spec = replace(SPEC, context=needed + room)
+    planner = Planner("a", transcript, spec, DropOldest(keep_head=0), isolated=False)
+    choosing = Sampling(max_tokens=max_tokens, choices=("be", "Hello calm world"))
+    asked = TurnOptions(NewText("be"), choosing)
+
+    running, request = planner.first(Ask(Ticket.begin("a", streamed=False), asked))
+
+    assert running.draft.keep == (4 if room == 0 else 0)
+    assert longest in request.choices
+    assert len(request.tokens) + len(longest) <= spec.context
+
+
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("policy", [DropOldest, Summarize])
 def test_what_comes_first_now_begins_as_the_tokenizer_begins_texts(
