@@ -78,7 +78,7 @@ class AgentSystem:
         dtype: "auto" computes in the weights' dtype, in float32 on the CPU.
         attention: "auto", "packed" or "dequantize" (`kvactors.core.attention.attend`).
         reproducible: fix chunk ends, paths and extents so that a run repeats bit for bit.
-        template_kwargs: passed to the chat template.
+        template_kwargs: passed to the chat template; what has a JSON form.
         progress: called on the GPU thread as progress(agent_id, done, total) in prefills.
         model_name: name of the model in messages and, for a callable, in its identity.
         max_disk: bytes of KV on disk, or "8GB", before the least recently used is evicted.

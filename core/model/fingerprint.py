@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 from mlx.utils import tree_flatten
 
-__all__ = ["adapter_numbers", "fingerprint", "tokenizer_identity", "weights_hash"]
+__all__ = ["adapter_numbers", "described", "fingerprint", "tokenizer_identity", "weights_hash"]
 
 
 def weights_hash(model: Any) -> str:
@@ -46,9 +46,19 @@ def tokenizer_identity(tokenizer: Any) -> str:
     return _hash(type(tokenizer).__name__ + json.dumps(vocabulary, sort_keys=True, default=str))
 
 
+def described(value: Any) -> str:
+    """The repr of a value, which is the same in each process: of an object that has none of its
+    own, what it holds."""
+    shown: Any = type(value).__repr__
+    if shown is not object.__repr__:
+        return repr(value)
+    held = sorted(getattr(value, "__dict__", {}).items())
+    return f"{type(value).__name__} {[(name, described(part)) for name, part in held]}"
+
+
 def fingerprint(**parts: Any) -> str:
-    """Hash of named parts; objects without a JSON form count by their repr."""
-    return _hash(json.dumps(parts, sort_keys=True, default=repr))
+    """Hash of named parts, each of which has a JSON form."""
+    return _hash(json.dumps(parts, sort_keys=True))
 
 
 def _hash(text: str) -> str:

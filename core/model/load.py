@@ -213,7 +213,8 @@ def _said(names: Sequence[str], *described: Mapping[str, Any]) -> int | None:
 
 
 def _architecture(model: Any) -> str:
-    return f"{type(model).__module__}.{type(model).__name__} {getattr(model, 'args', None)!r}"
+    arguments = fingerprint.described(getattr(model, "args", None))
+    return f"{type(model).__module__}.{type(model).__name__} {arguments}"
 
 
 def choose_policy(

@@ -1,5 +1,6 @@
 """What a caller may choose about a model; checked before anything is loaded. No MLX."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,12 +46,7 @@ class ModelOptions:
             size = whole(self.group_size)
             object.__setattr__(self, "group_size", self.group_size if size is None else size)
             choose_group_size(self.group_size, None, self.group_size)
-        if self.template_kwargs is not None and not isinstance(self.template_kwargs, dict):
-            raise InvalidConfig(f"template_kwargs must be a dict, not {self.template_kwargs!r}")
-        for name in self.template_kwargs or ():
-            if not isinstance(name, str):
-                raise InvalidConfig(f"template_kwargs are named by strings, not {name!r:.80}")
-        check_texts("template_kwargs", self.template_kwargs, InvalidConfig)
+        _check_template_kwargs(self.template_kwargs)
         if self.name is not None and not (isinstance(self.name, str) and self.name):
             raise InvalidConfig(f"model_name must be a non-empty string, not {self.name!r}")
         check_text("model_name", self.name or "", InvalidConfig)
@@ -61,3 +57,18 @@ class ModelOptions:
         if found is None or found < least:
             raise InvalidConfig(f"{name} must be an int of at least {least} tokens: {value!r}")
         object.__setattr__(self, name, found)
+
+
+def _check_template_kwargs(given: object) -> None:
+    """Raise InvalidConfig for what is no dict by name, or would identify a model's KV in this
+    process alone."""
+    if given is not None and not isinstance(given, dict):
+        raise InvalidConfig(f"template_kwargs must be a dict, not {given!r}")
+    for name in given or ():
+        if not isinstance(name, str):
+            raise InvalidConfig(f"template_kwargs are named by strings, not {name!r:.80}")
+    check_texts("template_kwargs", given, InvalidConfig)
+    try:
+        json.dumps(given, sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise InvalidConfig(f"template_kwargs must have a JSON form: {error}") from error

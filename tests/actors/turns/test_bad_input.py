@@ -117,6 +117,7 @@ def test_any_unicode_id_is_legal_and_stays_inside_the_store(
         ({"group_size": 48}, InvalidConfig, "32, 64 or 128"),
         ({"group_size": 64.0}, InvalidConfig, "32, 64 or 128"),
         ({"template_kwargs": "x"}, InvalidConfig, "dict"),
+        ({"template_kwargs": {"tools": [len]}}, InvalidConfig, "JSON form"),
         ({"progress": 5}, InvalidConfig, "callable"),
         ({"model_name": 5}, InvalidConfig, "non-empty string"),
         ({"max_disk": float("nan")}, InvalidConfig, "bytes or None"),

@@ -28,6 +28,25 @@ def test_the_fingerprint_tells_weights_precision_and_template_apart() -> None:
     assert len(others | {first.fingerprint}) == 6
 
 
+class Arguments:
+    """Of a model, in a class that has no repr of its own."""
+
+    def __init__(self, held: dict[str, Any]) -> None:
+        self.__dict__.update(held)
+
+
+def test_the_fingerprint_sees_what_plain_arguments_hold_and_not_where_they_are() -> None:
+    def with_plain_arguments(theta: int) -> Any:
+        model = tiny_model()
+        model.args = Arguments({**vars(model.args), "rope": Arguments({"theta": theta})})
+        return model
+
+    first = load(with_plain_arguments(1))
+
+    assert load(with_plain_arguments(1)).fingerprint == first.fingerprint
+    assert load(with_plain_arguments(2)).fingerprint != first.fingerprint
+
+
 def test_the_fingerprint_sees_the_scale_of_an_adapter() -> None:
     def adapted(scale: float) -> Any:
         model = tiny_model()
