@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from kvactors.core.conversation.token_text import vocabulary
 from kvactors.core.errors import InvalidGrammar
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def _from_decoded(
     special = {int(token) for token, what in added.items() if what.special} | set(ends)
     before = encode("a")
     start = decode(before)
-    count = max(size, len(tokenizer.get_vocab()))
+    count = max(size, len(vocabulary(tokenizer)))
     words = []
     for token in range(count):
         text = decode([*before, token])

@@ -1,13 +1,13 @@
 """Text as token ids, and back. Tokenizers are not thread-safe: every call takes the lock."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from kvactors.core.errors import ContextExceeded
 
-__all__ = ["TokenText"]
+__all__ = ["TokenText", "vocabulary"]
 
 # Characters before a text on which its tokens may depend.
 NEAR = 256
@@ -107,8 +107,14 @@ class TokenText:
     def longest_token(self) -> int | None:
         """Characters of the longest token; None where the tokenizer has no vocabulary to tell."""
         with self._lock:
-            known = self.tokenizer.get_vocab() if hasattr(self.tokenizer, "get_vocab") else ()
+            known = vocabulary(self.tokenizer)
         return max(map(len, known), default=None)
+
+
+def vocabulary(tokenizer: Any) -> Mapping[str, int]:
+    """The tokens of a tokenizer, each with its id; none where it cannot tell them."""
+    known: Mapping[str, int] = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
+    return known
 
 
 def _eos_ids(tokenizer: Any) -> list[int]:

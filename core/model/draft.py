@@ -8,6 +8,7 @@ from typing import Any
 
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
+from kvactors.core.conversation.token_text import vocabulary
 from kvactors.core.errors import InvalidConfig, UnsupportedLayer
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.model.opening import open_model, ready
@@ -37,8 +38,8 @@ def with_draft(loaded: LoadedModel, source: Source, options: ModelOptions) -> Lo
 
 
 def _check_tokens(name: str, tokenizer: Any, loaded: LoadedModel) -> None:
-    """Raise InvalidConfig where a token of one is another one of the other."""
-    theirs, ours = _tokens(tokenizer), _tokens(loaded.chat.tokenizer)
+    """Raise InvalidConfig where a token of one is another one of the other, or nobody can tell."""
+    theirs, ours = _tokens(name, tokenizer), _tokens(loaded.name, loaded.chat.tokenizer)
     if theirs == ours:
         return
     first = min(n for n in theirs.keys() | ours.keys() if theirs.get(n) != ours.get(n))
@@ -62,8 +63,14 @@ def _check_vocabulary(name: str, model: Any, loaded: LoadedModel) -> None:
         )
 
 
-def _tokens(tokenizer: Any) -> Mapping[int, str]:
-    return {token: text for text, token in tokenizer.get_vocab().items()}
+def _tokens(name: str, tokenizer: Any) -> Mapping[int, str]:
+    known = vocabulary(tokenizer)
+    if not known:
+        raise InvalidConfig(
+            f"the tokenizer of {name!r} has no get_vocab: a draft model needs one on both sides, "
+            "which tells whether their tokens are the same"
+        )
+    return {token: text for text, token in known.items()}
 
 
 def _shown(token: str | None) -> str:

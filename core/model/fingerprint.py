@@ -6,6 +6,7 @@ mismatch is a miss, never a wrong answer.
 """
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -13,7 +14,16 @@ import numpy as np
 import xxhash
 from mlx.utils import tree_flatten
 
+from kvactors.core.conversation.token_text import TokenText, vocabulary
+
 __all__ = ["adapter_numbers", "described", "fingerprint", "tokenizer_identity", "weights_hash"]
+
+# Of a tokenizer that has no vocabulary to show.
+TRIED_IDS = 4096
+PROBES = (
+    "The quick brown fox jumps over 13 lazy dogs: def f(x): return {'a': x + 0.5}",
+    "Größe, déjà vu; Москва, 日本語, 🦊\r\n\t",
+)
 
 
 def weights_hash(model: Any) -> str:
@@ -42,8 +52,22 @@ def tokenizer_identity(tokenizer: Any) -> str:
     inner = getattr(tokenizer, "backend_tokenizer", None)
     if inner is not None:
         return _hash(inner.to_str())
-    vocabulary = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
-    return _hash(type(tokenizer).__name__ + json.dumps(vocabulary, sort_keys=True, default=str))
+    known = vocabulary(tokenizer) or _tried(TokenText(tokenizer))
+    return _hash(type(tokenizer).__name__ + json.dumps(known, sort_keys=True, default=str))
+
+
+def _tried(text: TokenText) -> list[Any]:
+    """What stands for a vocabulary that nobody can read: what the first ids say, and the ids of
+    some texts; None where the tokenizer fails."""
+    told = [_or_none(text.decode, [token]) for token in range(TRIED_IDS)]
+    return [told, *(_or_none(text.encode, probe) for probe in PROBES)]
+
+
+def _or_none(call: Callable[[Any], Any], given: Any) -> Any:
+    try:
+        return call(given)
+    except Exception:
+        return None
 
 
 def described(value: Any) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from makers import OpenSystem
 from seeded import bug, seeded
+from small_tokenizers import ASCII, Letters
 
 from kvactors.actors import AgentSystem, DraftModel, InvalidConfig, Sampling, UnsupportedLayer
 from kvactors.actors.testing import PuppetModel, use_puppet
@@ -70,6 +71,15 @@ def test_a_draft_model_of_another_tokenizer_is_refused_with_the_first_token_that
         AgentSystem(tiny_llama(), store=False, speculation=DraftModel(larger)).start()
     with pytest.raises(InvalidConfig, match=r"draft_model' has another tokenizer .*: token 0 is"):
         AgentSystem(tiny_llama(), store=False, speculation=DraftModel()).start()
+
+
+def test_a_draft_model_whose_tokens_nobody_can_compare_is_refused() -> None:
+    def mute() -> tuple[object, object]:
+        return tiny_model(), Letters(ASCII)
+
+    for model, draft in ((mute, tiny_llama()), (tiny_llama(), mute)):
+        with pytest.raises(InvalidConfig, match="the tokenizer of 'mute' has no get_vocab"):
+            AgentSystem(model, store=False, speculation=DraftModel(draft)).start()
 
 
 def test_a_draft_model_with_fewer_rows_of_vocabulary_is_refused() -> None:

@@ -1,6 +1,7 @@
 """Grammars where decoding drops the space that an answer begins with: the shipped tokenizer."""
 
 import pytest
+from small_tokenizers import ASCII, Letters
 
 from kvactors import Grammar
 from kvactors.core.conversation.chat_format import ChatFormat
@@ -53,3 +54,9 @@ def test_what_is_shown_begins_with_a_space_where_the_grammar_says_so(
     chat: ChatFormat, tokens: GrammarTokens
 ) -> None:
     assert chat.decode(Guide(tokens, Grammar.regex(" yes"), 60).way) == " yes"
+
+
+def test_a_tokenizer_without_a_vocabulary_to_show_says_what_its_ids_decode_to() -> None:
+    tokens = ChatFormat(Letters(ASCII)).grammar_tokens(len(ASCII))
+
+    assert Guide(tokens, Grammar.regex("yes"), 60).way == tuple(b"yes")

@@ -4,7 +4,9 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.tuner.utils import linear_to_lora_layers
+from small_tokenizers import ASCII, Letters
 
+from kvactors.core.model.fingerprint import tokenizer_identity
 from kvactors.core.model.load import load_model
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.testing.models import PlainTokenizer, tiny_model
@@ -58,3 +60,11 @@ def test_the_fingerprint_sees_the_scale_of_an_adapter() -> None:
 
     assert load(adapted(1.0)).fingerprint == first.fingerprint
     assert load(adapted(20.0)).fingerprint != first.fingerprint
+
+
+def test_tokenizers_that_have_no_vocabulary_to_show_are_told_apart_by_what_they_do() -> None:
+    first = tokenizer_identity(Letters(ASCII))
+
+    assert tokenizer_identity(Letters(ASCII)) == first
+    assert tokenizer_identity(Letters(ASCII[:1] + ASCII[:0:-1])) != first
+    assert tokenizer_identity(Letters(ASCII[:-1])) != first

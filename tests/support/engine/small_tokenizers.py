@@ -62,6 +62,7 @@ BROKEN_LINE = (
     "{% for m in messages %}{{ '<|start|>' if m.role == 'assistant' else '<|end|>' }}\n"
     "{{ m.content }}{% endfor %}{{ '<|start|>' if add_generation_prompt else '' }}"
 )
+ASCII = "".join(map(chr, range(128)))
 TEMPLATES = {
     "none": None,
     "chatml": CHATML,
@@ -71,6 +72,26 @@ TEMPLATES = {
     "spaced": SPACED,
     "broken line": BROKEN_LINE,
 }
+
+
+class Letters:
+    """Each of these letters is a token, by its place, the first one ends. It has no vocabulary to
+    show, and fails on any other letter."""
+
+    has_chat_template = True
+    eos_token_ids = frozenset([0])
+
+    def __init__(self, letters: str) -> None:
+        self._letters = letters
+
+    def encode(self, text: str) -> list[int]:
+        return [self._letters.index(letter) for letter in text]
+
+    def decode(self, tokens: list[int]) -> str:
+        return "".join(self._letters[token] for token in tokens)
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_options: Any) -> str:
+        return "".join(message["content"] for message in messages)
 
 
 @cache
