@@ -71,7 +71,7 @@ class AgentBehaviour:
         With `choices` the reply is one of these texts, and `reply.scores` has the total
         log-probability of each.
         """
-        if not isinstance(choices, Iterable) or isinstance(choices, str):
+        if not isinstance(choices, Iterable) or isinstance(choices, str | set | frozenset):
             raise InvalidInput(f"choices must be a list of texts, not {choices!r:.80}")
         return _bound(self).think(prompt, tuple(choices), sampling, timeout, options)
 

@@ -62,8 +62,9 @@ class Sampling:
     came before the answer as well, which is computed from its beginning for that. `stop` strings,
     of 1,000 characters at most, end the turn and are cut from the reply's text. With `choices` the
     answer is one of these texts, drawn by what the model gives each as a whole, its end of turn
-    included (no two may have the same tokens); then only `temperature` and `seed` apply. With a
-    `grammar` the answer has its form, whole within `max_tokens`. Raises InvalidSampling.
+    included (they have an order, and no two may have the same tokens); then of all that shapes the
+    answer only `temperature`, `seed` and `seed_alone` apply. With a `grammar` the answer has its
+    form, whole within `max_tokens`. Raises InvalidSampling.
     """
 
     max_tokens: int = 256
@@ -81,6 +82,8 @@ class Sampling:
     seed_alone: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.choices, set | frozenset):
+            raise InvalidSampling(f"choices need an order, which no set has: {self.choices!r:.80}")
         object.__setattr__(self, "stop", _texts("stop", self.stop))
         object.__setattr__(self, "choices", _texts("choices", self.choices))
         for name, least in (("max_tokens", 1), ("top_k", 0), ("seed", None)):

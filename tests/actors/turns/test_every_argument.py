@@ -120,6 +120,7 @@ REFUSED: dict[str, Callable[[AgentSystem, Agent, AgentBehaviour, Path], Any]] = 
     "a match that is text": lambda s, a, b, p: a.ask("x", match="no"),  # type: ignore[arg-type]
     "one agent to broadcast to": lambda s, a, b, p: b.broadcast("m", to="abc"),
     "one choice": lambda s, a, b, p: b.think("x", choices="abc"),
+    "choices without an order": lambda s, a, b, p: b.think("x", choices={"a", "b"}),
     "an option of think": lambda s, a, b, p: b.think("x", prioritty=3),
     "an option of stream": lambda s, a, b, p: a.stream("x", prioritty=3),  # type: ignore
     "an option of swap_model": lambda s, a, b, p: s.swap_model("x", kv_bit=3),  # type: ignore

@@ -169,7 +169,9 @@ def test_a_step_that_fails_while_choices_are_scored_fails_its_own_turn_alone() -
             failing.get(timeout=WAIT)
 
 
-@pytest.mark.parametrize("wrong", [("a", "a"), ("",), (1,), 3, tuple(map(str, range(300)))])
+@pytest.mark.parametrize(
+    "wrong", [("a", "a"), ("",), (1,), 3, tuple(map(str, range(300))), {"a", "b"}, frozenset("ab")]
+)
 def test_choices_that_cannot_be_are_refused(wrong: Any) -> None:
     with pytest.raises(InvalidSampling):
         Sampling(choices=wrong)
