@@ -30,9 +30,9 @@ __all__ = [
 # Shorter prefills end before a bar could be read.
 WORTH_A_BAR = 1024
 
-# What users named is no markup.
-out = Console(highlight=False, markup=False)
-err = Console(stderr=True, highlight=False, markup=False)
+# What users named is no markup, and no picture.
+out = Console(highlight=False, markup=False, emoji=False)
+err = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def printable(text: str) -> str:

@@ -25,9 +25,9 @@ def run(*arguments: object) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-@pytest.mark.parametrize("name", ["[draft] alice", "x[/y]", "[bold]"])
-def test_a_name_in_brackets_is_shown_as_it_is(tmp_path: Path, name: str) -> None:
-    root = tmp_path / "[old]x[/b]"
+@pytest.mark.parametrize("name", ["[draft] alice", "x[/y]", "[bold]", ":key:"])
+def test_a_name_that_looks_like_markup_is_shown_as_it_is(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "[old]x[/b]:key:"
     store = Store(root)
     put(store, kv_save(name, example_segment(0, 40)))
     store.close()
