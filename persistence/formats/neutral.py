@@ -162,7 +162,7 @@ class Target:
             raise ModelMismatch(
                 field,
                 f"the file does not say of which model its KV is: if of {self.model!r}, which is "
-                "loaded, import it with of_this_model=True",
+                "loaded, import it with of_this_model=True (--of-this-model)",
             )
         elif _last_part(model) != _last_part(self.model):
             raise ModelMismatch(

@@ -17,7 +17,7 @@ from kvactors.persistence.formats.archive import import_archive, is_archive
 from kvactors.persistence.formats.registry import ARCHIVE, check_readable
 from kvactors.persistence.store.store import Store
 
-__all__ = ["run_export", "run_import"]
+__all__ = ["needs_model", "run_export", "run_import"]
 
 
 def run_export(
@@ -33,6 +33,15 @@ def run_export(
     out.print(f"{printable(agent_id)}: {printable(str(file))}, {form}, {size}", soft_wrap=True)
 
 
+def needs_model(file: Path, form: str | None) -> bool:
+    """Whether a file of this form is KV, and no archive. Raises ImportRejected, OSError."""
+    if form in (ARCHIVE, None) and is_archive(file):
+        return False
+    if form == ARCHIVE:
+        raise ImportRejected("file", f"{file} is no archive of kvactors")
+    return True
+
+
 def run_import(
     file: Path,
     agent_id: str,
@@ -40,18 +49,20 @@ def run_import(
     model: str,
     tokens: Path | None,
     path: Path | None,
+    *,
+    of_this_model: bool,
 ) -> None:
     """Make the agent `agent_id` of a `file` of this `form`, in the store at `path`: under a
-    `model`, with the ids in the file `tokens` where it has none. Raises KvactorsError, OSError."""
+    `model`, with the ids in the file `tokens` where it has none; `of_this_model` as
+    `AgentSystem.import_agent` has it. Raises KvactorsError, OSError."""
     check_id(agent_id)
     root = expanded(path or default_store())
-    if form in (ARCHIVE, None) and is_archive(file):
-        _import_archive(file, agent_id, root)
-    else:
-        if form == ARCHIVE:
-            raise ImportRejected("file", f"{file} is no archive of kvactors")
+    if needs_model(file, form):
         check_readable(file, form)
-        _import_kv(file, agent_id, form, model, _read_tokens(tokens), root)
+        ids = _read_tokens(tokens)
+        _import_kv(file, agent_id, form, model, ids, root, of_this_model=of_this_model)
+    else:
+        _import_archive(file, agent_id, root)
     out.print(f"{printable(agent_id)}: imported into {root}", soft_wrap=True)
 
 
@@ -68,14 +79,28 @@ def _import_archive(file: Path, agent_id: str, root: Path) -> None:
 
 
 def _import_kv(
-    file: Path, agent_id: str, form: str | None, model: str, tokens: list[int] | None, root: Path
+    file: Path,
+    agent_id: str,
+    form: str | None,
+    model: str,
+    tokens: list[int] | None,
+    root: Path,
+    *,
+    of_this_model: bool,
 ) -> None:
     system = AgentSystem(model, store=root, max_disk=None, encryption_key=stored_key())
     with working(f"Loading {printable(model)} …"):
         system.start()
     try:
         with stepping(f"import {printable(agent_id)}") as on_step:
-            system.import_agent(file, agent_id, format=form, tokens=tokens, on_step=on_step)
+            system.import_agent(
+                file,
+                agent_id,
+                format=form,
+                tokens=tokens,
+                of_this_model=of_this_model,
+                on_step=on_step,
+            )
     finally:
         system.stop()
 

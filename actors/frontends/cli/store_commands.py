@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from kvactors.actors.frontends.console.options import folder
+from kvactors.actors.frontends.console.options import folder, refuse
 
 __all__ = ["FormatName", "Json", "Model", "StoreDir", "commands", "text"]
 
@@ -79,6 +79,7 @@ def export_agent(
 
 @commands.command("import")
 def import_agent(
+    context: typer.Context,
     file: Annotated[Path, typer.Argument(help="What to read.")],
     agent: Annotated[str, typer.Option(parser=text, help="Id of the new agent.")],
     form: Annotated[
@@ -90,11 +91,18 @@ def import_agent(
         Path | None, typer.Option(help="JSON list of token ids, for KV whose file has none.")
     ] = None,
     store: StoreDir = None,
+    *,
+    of_this_model: Annotated[
+        bool, typer.Option("--of-this-model", help="KV whose file names no model is of this one.")
+    ] = False,
 ) -> None:
     """Make an agent of a file; an archive needs no model."""
-    from kvactors.actors.frontends.cli.exchange import run_import
+    from kvactors.actors.frontends.cli.exchange import needs_model, run_import
 
-    run_import(file, agent, form, model, tokens, store)
+    if not needs_model(file, form):
+        unused = ("model", "tokens", "of_this_model")
+        refuse(context, unused, f"{file} is an archive, which needs no model and has its token ids")
+    run_import(file, agent, form, model, tokens, store, of_this_model=of_this_model)
 
 
 @care.command()

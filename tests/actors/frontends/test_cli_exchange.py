@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
 from safetensors import safe_open
 from store_saves import put
 from typer.testing import CliRunner
@@ -180,6 +181,34 @@ def test_token_ids_come_from_a_file_and_are_checked(store: Path, tmp_path: Path)
         tokens.write_text(text)
         status, _, err = run(*command)
         assert expected in one_line(status, err)
+
+
+def test_kv_that_names_no_model_is_imported_when_it_is_said_to_be_of_this_one(
+    store: Path, tmp_path: Path
+) -> None:
+    named, file = tmp_path / "named.safetensors", tmp_path / "bare.safetensors"
+    tokens = tmp_path / "ids.json"
+    run("export", "alice", named, "--format", "mlx-lm", "--store", store)
+    cache, metadata = load_prompt_cache(str(named), return_metadata=True)
+    save_prompt_cache(str(file), cache)
+    tokens.write_text(metadata["token_sequence"])
+    command = ["import", file, "--agent", "bare", "--tokens", tokens]
+
+    status, _, err = run(*command, "--store", store)
+    imported = run(*command, "--of-this-model", "--store", store)
+
+    assert "--of-this-model" in one_line(status, err)
+    assert imported[0] == 0, imported[2]
+    assert "bare" in run("agents", "--store", store)[1]
+
+
+def test_what_says_nothing_of_an_archive_is_refused(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "alice.kva"
+    run("export", "alice", file, "--store", store)
+
+    for option in (["--tokens", tmp_path / "ids"], ["--model", "default"], ["--of-this-model"]):
+        status, _, err = run("import", file, "--agent", "bob", *option, "--store", store)
+        assert one_line(status, err).startswith(f"error: {option[0]}: {file} is an archive")
 
 
 def test_what_goes_wrong_is_one_line_and_status_2(store: Path, tmp_path: Path) -> None:

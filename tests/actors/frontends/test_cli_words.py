@@ -210,15 +210,15 @@ def test_a_foreign_file_is_said_to_be_one_before_a_model_is_loaded(tmp_path: Pat
     letter.write_text("Dear Marta, the meeting is on Friday.")
     with zipfile.ZipFile(album, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("holiday.jpg", b"x" * 100)
-    where = ("--agent", "a", "--model", tmp_path / "no model", "--store", tmp_path / "store")
+    where, model = ("--agent", "a", "--store", tmp_path / "store"), ("--model", tmp_path / "none")
 
-    for file, form, expected in (
-        (letter, [], "letter.txt is neither an archive of kvactors nor a safetensors file"),
-        (letter, ["--format", "mlx-lm"], "letter.txt is neither"),
-        (letter, ["--format", "archive"], "is no archive of kvactors"),
-        (album, [], "a zip file, and no archive of kvactors"),
+    for file, options, expected in (
+        (letter, model, "letter.txt is neither an archive of kvactors nor a safetensors file"),
+        (letter, (*model, "--format", "mlx-lm"), "letter.txt is neither"),
+        (letter, (*model, "--format", "archive"), "is no archive of kvactors"),
+        (album, (), "a zip file, and no archive of kvactors"),
     ):
-        status, _, err = run("import", file, *form, *where)
+        status, _, err = run("import", file, *options, *where)
         assert expected in one_line(status, err)
 
 
