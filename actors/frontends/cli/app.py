@@ -107,8 +107,8 @@ def stress(
         str, typer.Option(help="all, none, or some of model,device,disk,restart,kill.")
     ] = "none",
     seeds: Annotated[
-        str, typer.Option(help="Instead: deterministic runs of these seeds, such as 1..200.")
-    ] = "",
+        str | None, typer.Option(help="Instead: deterministic runs of these seeds, such as 1..200.")
+    ] = None,
     *,
     report: Annotated[
         Path | None,
@@ -128,7 +128,7 @@ def stress(
     """Random work, with faults, and proof of what must hold. Status 1 on a violation."""
     from kvactors.actors.frontends.cli.stress import explore, run_stress
 
-    if seeds:
+    if seeds is not None:
         own = ("agents", "minutes", "seed", "faults", "report", "store")
         refuse(context, own, "--seeds has agents, faults and stores of its own, and keeps nothing")
         well = explore(seeds)

@@ -19,6 +19,7 @@ from rich.table import Table
 from kvactors.actors.frontends.console.child import child_command
 from kvactors.actors.frontends.console.console import err, out
 from kvactors.actors.frontends.stress.table import as_markdown
+from kvactors.actors.system.parameters import check_seconds
 from kvactors.core.errors import InvalidConfig
 from kvactors.persistence.files.home import expanded
 
@@ -45,7 +46,7 @@ def run_stress(
     `report`; `store` is a new directory for them, None a temporary one. Whether nothing was
     violated. Raises InvalidConfig."""
     chosen, rng = _chosen(faults), random.Random(seed)
-    end = time.monotonic() + 60 * minutes
+    end = time.monotonic() + check_seconds("--minutes", 60 * minutes)
     total: dict[str, Any] = {"agents": agents, "minutes": minutes, "seed": seed, "kills": 0}
     total |= {"faults": sorted(chosen), "counts": Counter(), "violations": []}
     part, kill = 0, True

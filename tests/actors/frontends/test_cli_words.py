@@ -166,6 +166,7 @@ def test_the_care_of_no_store_is_an_error(tmp_path: Path, command: list[str]) ->
 def test_a_range_of_no_seeds_is_an_error() -> None:
     assert "such as 1..200, not '5..1'" in one_line(*run("stress", "--seeds", "5..1")[::2])
     assert "such as 1..200, not '1..'" in one_line(*run("stress", "--seeds", "1..")[::2])
+    assert "such as 1..200, not ''" in one_line(*run("stress", "--seeds", "")[::2])
 
 
 def test_options_that_would_do_nothing_are_refused_before_any_work(tmp_path: Path) -> None:

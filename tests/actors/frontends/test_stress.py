@@ -176,6 +176,14 @@ def test_seeds_that_are_no_numbers_are_refused(seeds: str) -> None:
         explore(seeds)
 
 
+@pytest.mark.parametrize("minutes", ["nan", "inf"])
+def test_a_run_that_would_never_end_is_refused(minutes: str) -> None:
+    ended = CliRunner().invoke(app, ["stress", "--minutes", minutes, "--faults", "none"])
+
+    assert ended.exit_code == 2
+    assert "--minutes" in ended.stderr
+
+
 def test_faults_that_nobody_knows_are_refused() -> None:
     ended = CliRunner().invoke(app, ["stress", "--faults", "water"])
 
