@@ -34,8 +34,8 @@ class Answer:
 
 
 async def ask(url: str, request: Request) -> Answer:
-    """The whole answer of the server at `url`. Raises RuntimeError for another status than 200, and
-    for a stream that tells of an error."""
+    """The whole answer of the server at `url`. Raises RuntimeError for a status that is no
+    success, and for a stream that tells of an error."""
     place = urlsplit(url)
     content = encoded(request, place.netloc)
     begin = perf_counter()
@@ -43,7 +43,7 @@ async def ask(url: str, request: Request) -> Answer:
     try:
         writer.write(content)
         status = (await reader.readline()).split()[1]
-        if status != b"200":
+        if not status.startswith(b"2"):
             raise RuntimeError(f"{status.decode()}: {(await reader.read()).decode()}")
         answer = Answer()
         async for line in reader:

@@ -5,9 +5,10 @@ In a process of its own, on a thread of it, so that it goes on while nobody asks
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from time import perf_counter
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from kvactors.bench.serve.client import encoded
@@ -17,6 +18,7 @@ __all__ = ["crowd"]
 
 # So many ask at once for what is refused.
 LINES = 8
+_T = TypeVar("_T")
 
 
 def crowd() -> Callable[..., float]:
@@ -35,44 +37,66 @@ def crowd() -> Callable[..., float]:
 
 
 class _Crowd:
-    """Begins when it is made."""
+    """Begins when it is made. Raises RuntimeError where who is to wait is refused."""
 
     def __init__(self, url: str, waiting: tuple[Request, ...], rate: float) -> None:
-        self._url, self._waiting, self._rate = urlsplit(url), waiting, rate
+        self._url, self._rate = urlsplit(url), rate
         self._refused = 0
-        self._there = threading.Event()
+        self._writers = list[asyncio.StreamWriter]()
+        self._ends = list[asyncio.Task[bytes]]()
+        self._lines = list[asyncio.Task[None]]()
         self._loop = asyncio.new_event_loop()
-        self._over = asyncio.Event()
-        self._thread = threading.Thread(
-            target=self._loop.run_until_complete, args=(self._run(),), daemon=True
-        )
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._there.wait()
-        self._begin, self._before = perf_counter(), self._refused
+        try:
+            self._do(self._begin(waiting))
+        except BaseException:
+            self._stop()
+            raise
+        self._since, self._before = perf_counter(), self._refused
 
     def end(self) -> float:
-        rate = (self._refused - self._before) / (perf_counter() - self._begin)
-        self._loop.call_soon_threadsafe(self._over.set)
-        self._thread.join()
+        """Raises RuntimeError where somebody had an answer, who was to wait."""
+        rate = (self._refused - self._before) / (perf_counter() - self._since)
+        if answered := self._stop():
+            raise RuntimeError(f"{answered} of {len(self._ends)} streams ended: they did not wait")
         return rate
 
-    async def _run(self) -> None:
-        open_ = [await self._wait(request) for request in self._waiting]
-        lines = [asyncio.create_task(self._line()) for _ in range(LINES if self._rate else 0)]
-        self._there.set()
-        await self._over.wait()
-        for task in lines:
-            task.cancel()
-        await asyncio.gather(*lines, return_exceptions=True)
-        for writer in open_:
-            writer.close()
+    def _do(self, work: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _wait(self, request: Request) -> asyncio.StreamWriter:
+    def _stop(self) -> int:
+        """How many streams had ended by now."""
+        answered = self._do(self._leave())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        return answered
+
+    async def _begin(self, waiting: tuple[Request, ...]) -> None:
+        readers = [await self._wait(request) for request in waiting]
+        self._ends += [asyncio.create_task(reader.read()) for reader in readers]
+        lines = LINES if self._rate else 0
+        self._lines += [asyncio.create_task(self._line()) for _ in range(lines)]
+
+    async def _leave(self) -> int:
+        answered = sum(end.done() for end in self._ends)
+        for task in (*self._ends, *self._lines):
+            task.cancel()
+        await asyncio.gather(*self._ends, *self._lines, return_exceptions=True)
+        for writer in self._writers:
+            writer.close()
+        return answered
+
+    async def _wait(self, request: Request) -> asyncio.StreamReader:
         """Ask, and stay there once the answer's headers have come."""
         reader, writer = await asyncio.open_connection(self._url.hostname, self._url.port)
+        self._writers.append(writer)
         writer.write(encoded(request, self._url.netloc))
-        await reader.readuntil(b"\r\n\r\n")
-        return writer
+        said = (await reader.readuntil(b"\r\n\r\n")).decode()
+        if said.split()[1] != "200":
+            raise RuntimeError(f"who was to wait was refused: {said}")
+        return reader
 
     async def _line(self) -> None:
         """Ask for another host, which is refused, at this line's part of the rate."""

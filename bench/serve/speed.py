@@ -142,6 +142,8 @@ def beside_a_crowd(setup: Setup) -> Iterator[Sides]:
 
         def slowest(*, crowded: bool) -> Side:
             talk, name = _Talk(setup, here, client), f"busy {next(names)}"
+            # A client's own: nobody waits for an agent of the program.
+            here.clients(together, here.url, [Request("/agents", {"id": name})])
             busy = here.system.spawn(name)
             pending = busy.ask([1], sampling=ENDLESS)
             if crowded:

@@ -1,5 +1,9 @@
 """Every line of the table at tiny size: it runs, and both sides do the same work."""
 
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -8,6 +12,8 @@ from bench_models import echoing_peer, endless_grid, failing_peer
 
 from kvactors.bench.peer_process import PeerFailed, in_its_own_process
 from kvactors.bench.regime import NOTHING_DECODED, Regime, run
+from kvactors.bench.serve.clients import Request
+from kvactors.bench.serve.crowd import crowd
 from kvactors.bench.setup import Scale, Setup
 from kvactors.bench.table.suite import REGIMES, choose
 
@@ -88,3 +94,46 @@ def test_a_peer_has_the_model_in_another_process_and_answers_what_it_is_asked() 
     with in_its_own_process(endless_grid, echoing_peer) as ask:
         assert ask(1, 2) == ("Model", 1, 2)
         assert ask(3) == ("Model", 3)
+
+
+@contextmanager
+def answering_in_turn(*heads: bytes, ended: int = 0) -> Iterator[str]:
+    """The URL of a server that answers one connection after the other with these heads, and ends
+    so many of the streams behind them."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as streams:
+
+        def serve() -> None:
+            for number, head in enumerate(heads):
+                stream, _ = listener.accept()
+                stream.recv(65_536)
+                stream.sendall(head)
+                if number < ended:
+                    stream.close()
+                else:
+                    streams.enter_context(stream)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join()
+
+
+def test_a_crowd_that_is_answered_instead_of_waiting_is_no_measurement() -> None:
+    three, waiting = [b"HTTP/1.1 200 OK\r\n\r\n"] * 3, (Request("/", {}),) * 3
+    waits, answered = crowd(), crowd()
+
+    with answering_in_turn(*three) as url:
+        waits(url, waiting)
+        assert waits() == 0
+    with answering_in_turn(*three, ended=2) as url:
+        answered(url, waiting)
+        with pytest.raises(RuntimeError, match="2 of 3 streams ended"):
+            answered()
+
+
+def test_a_crowd_that_is_refused_is_no_measurement() -> None:
+    with (
+        answering_in_turn(b"HTTP/1.1 503 Busy\r\n\r\n") as url,
+        pytest.raises(RuntimeError, match="who was to wait was refused: HTTP"),
+    ):
+        crowd()(url, (Request("/", {}),))
