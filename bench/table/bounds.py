@@ -60,23 +60,35 @@ def measure_rates(setup: Setup) -> Rates:
 
 def decode_bound(setup: Setup, rates: Rates, rows: int, keys: int) -> float:
     """Seconds that a decode step of `rows` agents with `keys` tokens each of the model of `setup`
-    must take at these `rates`: weights are read once, all products with codes are done."""
-    from mlx.nn.utils import tree_flatten
-
-    weights: int = sum(array.nbytes for _, array in tree_flatten(setup.model.parameters()))
+    must take at these `rates`: weights are read once, the table of embeddings only where it gives
+    logits too; all products with codes are done."""
+    weights, logits = _parameters(setup)
+    nbytes: int = sum(array.nbytes for array in (*weights, *logits))
     asked = _attention_operations(setup, rows * keys)
-    return weights / rates.read + asked / rates.scores + asked / rates.values
+    return nbytes / rates.read + asked / rates.scores + asked / rates.values
 
 
 def prefill_bound(setup: Setup, rates: Rates, tokens: int) -> float:
     """Seconds that a prefill of `tokens` by the model of `setup` must take at these `rates`:
-    products of floats alone, scores above the diagonal left out."""
+    products of floats alone, scores above the diagonal left out, and logits of the last one."""
+    weights, logits = (
+        sum(array.size for array in arrays if array.ndim == 2) for arrays in _parameters(setup)
+    )
+    linear: int = weights * tokens + logits
+    pairs = tokens * (tokens + 1) // 2
+    return (2 * linear + 2 * _attention_operations(setup, pairs)) / rates.matmul
+
+
+def _parameters(setup: Setup) -> tuple[list[Any], list[Any]]:
+    """Those that each token goes through, and those that give logits: the table of embeddings, of
+    which a token else needs one row, where the model has no others."""
     from mlx.nn.utils import tree_flatten
 
-    sizes = dict(tree_flatten(setup.model.parameters()))
-    linear: int = sum(a.size for name, a in sizes.items() if a.ndim == 2 and "embed" not in name)
-    pairs = tokens * (tokens + 1) // 2
-    return (2 * linear * tokens + 2 * _attention_operations(setup, pairs)) / rates.matmul
+    found = dict(tree_flatten(setup.model.parameters()))
+    table = {name for name in found if "embed" in name}
+    head = {name for name in found if "lm_head" in name}
+    logits = [found[name] for name in head or table]
+    return [found[name] for name in found.keys() - table - head], logits
 
 
 def _attention_operations(setup: Setup, pairs: int) -> int:

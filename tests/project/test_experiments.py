@@ -1,4 +1,7 @@
-"""What experiments compare with is at its best, and what they share is as told."""
+"""What lines and experiments compare with is at its best, and what they share is as told."""
+
+from collections.abc import Callable
+from math import inf
 
 import pytest
 
@@ -8,6 +11,7 @@ from kvactors.bench.experiments.retrieval import Passages
 from kvactors.bench.experiments.uncached import uncached
 from kvactors.bench.peers import Bare
 from kvactors.bench.setup import QUICK, Setup
+from kvactors.bench.table.bounds import Rates, decode_bound, prefill_bound
 from kvactors.core.testing.models import grid, tiny_llama
 
 TOLD = (
@@ -43,6 +47,25 @@ def test_a_prompt_is_read_alike_in_chunks_of_any_size() -> None:
     tokens = [Bare(setup.loaded, prompt, chunk).step(8)[1] for chunk in (None, 7, 64, 200)]
 
     assert tokens == [tokens[0]] * 4
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_bounds_count_the_logits_of_one_token_and_no_table_of_which_a_row_is_read(
+    tied: bool,
+) -> None:
+    # Attention costs nothing at these rates.
+    rates = Rates(matmul=1.0, read=1.0, scores=inf, values=inf)
+    small, large = (
+        Setup(QUICK, tiny_llama(tie_word_embeddings=tied, vocab_size=size)) for size in (128, 1128)
+    )
+
+    def more(bound: Callable[[Setup], float]) -> float:
+        return bound(large) - bound(small)
+
+    row = 128
+    assert more(lambda setup: decode_bound(setup, rates, 1, 10)) == 1000 * row * 4
+    assert more(lambda setup: prefill_bound(setup, rates, 10)) == 2 * 1000 * row
+    assert more(lambda setup: prefill_bound(setup, rates, 1000)) == 2 * 1000 * row
 
 
 def test_without_a_cache_a_turn_ends_where_the_model_ends_it() -> None:
