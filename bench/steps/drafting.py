@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from kvactors.actors import AgentSystem, DraftModel, Sampling
+from kvactors.bench import peers
 from kvactors.bench.peer_process import in_its_own_process
 from kvactors.bench.regime import Regime, Side, Sides, in_turn
 from kvactors.bench.setup import Setup
@@ -127,7 +128,7 @@ def peer_answers(model: Any) -> Callable[[Sequence[Sequence[Sequence[int]]]], An
 
     def run(worlds: Sequence[Sequence[Sequence[int]]]) -> tuple[float, list[int]]:
         if not best:
-            best.append(min(LENGTHS, key=lambda length: once(worlds, length)[0]))
+            best.append(peers.fastest(LENGTHS, lambda length: once(worlds, length)[0]))
         return once(worlds, best[0])
 
     return run

@@ -9,7 +9,7 @@ from kvactors.bench.experiments import lengths, staggered
 from kvactors.bench.experiments.experiment import begin
 from kvactors.bench.experiments.retrieval import Passages
 from kvactors.bench.experiments.uncached import uncached
-from kvactors.bench.peers import Bare
+from kvactors.bench.peers import Bare, fastest
 from kvactors.bench.setup import QUICK, Setup
 from kvactors.bench.table.bounds import Rates, decode_bound, prefill_bound
 from kvactors.core.testing.models import grid, tiny_llama
@@ -66,6 +66,12 @@ def test_bounds_count_the_logits_of_one_token_and_no_table_of_which_a_row_is_rea
     assert more(lambda setup: decode_bound(setup, rates, 1, 10)) == 1000 * row * 4
     assert more(lambda setup: prefill_bound(setup, rates, 10)) == 2 * 1000 * row
     assert more(lambda setup: prefill_bound(setup, rates, 1000)) == 2 * 1000 * row
+
+
+def test_what_a_process_pays_for_at_first_is_charged_to_no_choice_of_a_peer() -> None:
+    began = iter([9.0])
+
+    assert fastest((2, 4, 6), lambda choice: next(began, float(choice))) == 2
 
 
 def test_without_a_cache_a_turn_ends_where_the_model_ends_it() -> None:
