@@ -86,7 +86,7 @@ def run_suite(
             print_table(title, COLUMNS, [each.row() for each in outcomes])
     if plot is not None:
         draw([outcome.as_json() for outcome in outcomes], plot / "regimes.png")
-    if growth:
+    if growth and not only:
         curves = grow(setup, model or DESCRIPTION, plot and plot / "growth.png")
         figures.keep(growth=[curve.as_json() for curve in curves])
     return outcomes
