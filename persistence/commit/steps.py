@@ -45,7 +45,7 @@ class CommitPart:
     """One save's part of a phase. Steps push what takes them back before they act."""
 
     save: Save
-    undo_actions: list[Callable[[], None]] = field(default_factory=list)
+    undo_actions: list[Callable[[], object]] = field(default_factory=list)
 
     def undo(self) -> None:
         """Take back the steps done, last first. Never raises: open sweeps what is left."""

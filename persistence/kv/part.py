@@ -106,6 +106,7 @@ class KvPart(CommitPart):
         source = self.kv.holders.find(*claim, size) or self.claims.get(claim)
         if source is None and self.kv.holders.share:
             self.claims[claim] = path
+            self.undo_actions.append(lambda: self.claims.pop(claim))
         self.fresh.append(_Fresh(path, chunks, digest, size, source))
         self.pace()
         return Entry(segment.start, segment.end, name, size, digest, segment.tokens_hash)
@@ -146,7 +147,8 @@ class KvPart(CommitPart):
                 self.pace()
 
     def publish(self) -> None:
-        """Give the segments their names. No manifest names them yet."""
+        """Give the segments their names. No manifest names them yet. Raises MaxDiskExceeded,
+        OSError."""
         for item in self.fresh:
             if not item.path.exists():
                 self.undo_actions.append(_action(self.kv.files.unlink, item.path))
@@ -154,7 +156,9 @@ class KvPart(CommitPart):
                 self.undo_actions.append(_action(self.kv.files.unlink, temp_path(item.path)))
                 if self.kv.holders.link(self.kv.files, item.source, item.path):
                     continue
-                # Whoever has it could not give it: the save that was to write it failed.
+                # Whoever has it could not give it: the save that was to write it failed, or it
+                # made room. It counted as free.
+                self.limit.make_room(self.key, item.size, self.eviction)
                 self._write(item)
                 self.kv.files.sync(temp_path(item.path))
             self.kv.files.rename(temp_path(item.path), item.path)

@@ -12,6 +12,11 @@ from kvactors.persistence import MaxDiskExceeded, Store
 from kvactors.persistence.testing.doubles import example_segment
 
 
+def on_disk(root: Path) -> int:
+    """Bytes of all files of KV."""
+    return sum(path.stat().st_size for path in (root / "kv").rglob("*") if path.is_file())
+
+
 def test_the_cap_evicts_the_least_recently_used_kv_and_never_a_ledger(tmp_path: Path) -> None:
     store = Store(tmp_path, max_disk=10_000)
     for seed, name in enumerate("abc"):
@@ -27,8 +32,7 @@ def test_the_cap_evicts_the_least_recently_used_kv_and_never_a_ledger(tmp_path: 
     assert not outcomes.failed
     assert [store.kv_extent(name, F1) for name in "abcd"] == [256, 0, 256, 256]
     assert store.read_ledger("b") == ({"n": 256},)
-    on_disk = sum(path.stat().st_size for path in (tmp_path / "kv").rglob("*") if path.is_file())
-    assert on_disk == store.kv_size <= 10_000
+    assert on_disk(tmp_path) == store.kv_size <= 10_000
     store.close()
 
 
@@ -178,4 +182,30 @@ def test_a_folder_that_cannot_be_read_keeps_no_other_agents_kv_from_the_disk(
 
     assert not outcomes.failed
     assert str(folder) in caplog.text
+    store.close()
+
+
+def test_what_a_refused_save_was_to_write_is_free_for_no_other(tmp_path: Path) -> None:
+    store = Store(tmp_path, max_disk=5_000)
+    segment = example_segment(0, 1000)
+
+    outcomes = put(store, kv_save("a", segment), kv_save("b", segment))
+
+    assert [type(error) for *_, error in outcomes.failed] == [MaxDiskExceeded, MaxDiskExceeded]
+    assert store.kv_size == on_disk(tmp_path) == 0
+    store.close()
+
+
+@pytest.mark.parametrize(("cap", "tokens"), [(6_000, 0), (8_000, 800)])
+def test_what_was_to_be_linked_and_is_evicted_instead_is_written_within_the_cap(
+    tmp_path: Path, cap: int, tokens: int
+) -> None:
+    store = Store(tmp_path, max_disk=cap)
+    head, tail, longer = (example_segment(*part) for part in ((0, 256), (256, 512), (256, 800)))
+    put(store, kv_save("a", head, tail))
+
+    put(store, kv_save("b", head, longer))
+
+    assert [store.kv_extent(name, F1) for name in "ab"] == [0, tokens]
+    assert store.kv_size == on_disk(tmp_path) <= cap
     store.close()
