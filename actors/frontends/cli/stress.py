@@ -194,13 +194,12 @@ def run_part(agents: int, seconds: float, seed: int, faults: str, folder: Path) 
     stress.settle()
     stress.check_transcripts()
     engine, transcripts = stress.system.stats(), stress.transcripts()
-    stress.counts["rebuilds"] += stress.system.health().rebuilds
+    state = stress.status()
     stress.close()
     sample = random.Random(seed).sample(transcripts, min(SAMPLE, len(transcripts)))
     replayed, wrong = replay_alone(sample)
-    stress.violations += wrong
-    figures = {"replayed_turns": replayed, "evictions": engine["evictions"]}
-    _say({**stress.status(), **figures})
+    state["violations"] += wrong
+    _say({**state, "replayed_turns": replayed, "evictions": engine["evictions"]})
 
 
 def _say(state: dict[str, Any]) -> None:

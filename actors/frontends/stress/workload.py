@@ -233,9 +233,11 @@ class Stress:
     # -- the end -----------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """What a live table shows."""
+        """What a live table shows. Not of one that is closed."""
+        rebuilds = self.counts["rebuilds"] + self.system.health().rebuilds
+        raised = {"raised_disk": len(self._faults.disk.failed), "rebuilds": rebuilds}
         return {
-            "counts": {**self.counts, "raised_disk": len(self._faults.disk.failed)},
+            "counts": {**self.counts, **raised},
             "worst_wait": round(self.worst_wait, 3),
             "most_memory": round(self.most_memory, 3),
             "pending": len(self._pending),

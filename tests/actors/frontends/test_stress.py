@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from waiting import PATIENCE, eventually
 
 from kvactors.actors.frontends.cli.app import app
-from kvactors.actors.frontends.cli.stress import explore
+from kvactors.actors.frontends.cli.stress import explore, never_happened
 from kvactors.actors.frontends.console.child import child_command
 from kvactors.actors.frontends.stress.oracle import replay_alone
 from kvactors.actors.frontends.stress.prompts import secret
@@ -125,16 +125,29 @@ def test_prompts_of_another_agent_or_out_of_order_are_violations(tmp_path: Path)
 def test_what_faults_really_raised_is_counted(tmp_path: Path) -> None:
     # By this seed each of the two begins once.
     stress = Stress(16, 4, frozenset({"model", "disk"}), tmp_path / "store", deterministic=True)
-    assert stress.status()["counts"] == {"raised_disk": 0}
+    assert stress.status()["counts"] == {"raised_disk": 0, "rebuilds": 0}
 
     for _ in range(50):
         stress.act()
     stress.settle()
+    counts = stress.status()["counts"]
     stress.close()
 
-    counts = stress.status()["counts"]
     assert (counts["fault_model"], counts["raised_model"]) == (1, 1)
     assert (counts["fault_disk"], counts["raised_disk"] > 1) == (1, True)
+
+
+def test_a_part_that_may_be_killed_says_that_the_device_was_lost(tmp_path: Path) -> None:
+    # By this seed it is, once.
+    stress = Stress(1, 4, frozenset({"device"}), tmp_path / "store", deterministic=True)
+    for _ in range(50):
+        stress.act()
+    stress.settle()
+
+    state = {"faults": ["device", "kill"], "kills": 1, **stress.status()}
+    stress.close()
+
+    assert never_happened(state) == []
 
 
 def test_an_agent_that_began_anew_lost_nothing(tmp_path: Path) -> None:
