@@ -21,18 +21,18 @@ OF_ALL = ("shrink", "fewer", "decoded")
 
 
 class Figures:
-    """What was found so far, in the file at `path` after each row: a run may take an hour and be
-    stopped. Rows of before stay until they are measured again, of the same `model` and `scale`
+    """What a `bench` found so far, in the file at `path` after each row: a run may take an hour and
+    be stopped. What is of before stays until it is measured again, of the same `model` and `scale`
     alone; None keeps nothing. Raises InvalidConfig for a file of others, or of something else."""
 
-    def __init__(self, path: Path | None, model: str, scale: Scale) -> None:
+    def __init__(self, path: Path | None, model: str, scale: Scale, bench: str = "suite") -> None:
         self._path = path
         sizes = {name: asdict(scale)[name] for name in OF_ALL}
-        self._found: dict[str, Any] = {"bench": "suite", "model": model, "scale": sizes}
+        self._found: dict[str, Any] = {"bench": bench, "model": model, "scale": sizes}
         if path is None or not path.exists():
             return
         before = _read(path)
-        for name in ("model", "scale"):
+        for name in self._found:
             if before.get(name) != self._found[name]:
                 raise InvalidConfig(
                     f"{path} has figures of the {name} {before.get(name)}, not of "
@@ -51,6 +51,11 @@ class Figures:
         those of other names are gone."""
         rows = {each["name"]: each for each in [*self._found.get("rows", ()), row]}
         self.keep(rows=[rows[name] for name in order if name in rows])
+
+    def keep_curves(self, curves: Sequence[Row]) -> None:
+        """Put `curves` in the places of those of the same value over the same."""
+        every = [*self._found.get("curves", ()), *curves]
+        self.keep(curves=list({(curve["value"], curve["over"]): curve for curve in every}.values()))
 
 
 def _read(path: Path) -> dict[str, Any]:

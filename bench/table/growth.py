@@ -10,18 +10,19 @@ local order is more than a half away from that before it.
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from json import dumps, loads
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvactors.bench.random_model import DESCRIPTION, random_llama
-from kvactors.bench.report import Origin, machine, origin, print_table
+from kvactors.bench.report import Origin, origin, print_table
 from kvactors.bench.setup import QUICK, Scale, Setup, endless
 from kvactors.bench.table.curves import CURVES, Curve
+from kvactors.bench.table.figures import Figures
+from kvactors.core.errors import InvalidConfig
 
-__all__ = ["Growth", "grow", "main"]
+__all__ = ["GROWTH", "Growth", "grow", "main"]
 
 GROWTH = Scale(runs=3, shrink=1, fewer=1, decoded=24)
 # Seconds and bytes as they are printed.
@@ -141,23 +142,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="write the points here, over those of before")
     options = parser.parse_args(arguments)
     source = random_llama if options.model is None else endless(options.model)
-    setup = Setup(QUICK if options.quick else GROWTH, source)
+    model, scale = options.model or DESCRIPTION, QUICK if options.quick else GROWTH
+    try:
+        figures = Figures(options.json, model, scale, "growth")
+    except InvalidConfig as error:
+        parser.error(str(error))
     curves = [curve for curve in CURVES if options.only in (None, curve.value)]
-    found = grow(setup, options.model or DESCRIPTION, options.plot, curves)
-    if options.json is not None:
-        _write(found, options.json)
-
-
-def _write(found: Sequence[Growth], path: Path) -> None:
-    """Replace the curves that were measured; others of the file stay."""
-    new = {(growth.curve.value, growth.curve.size): growth.as_json() for growth in found}
-    if path.exists():
-        old = {
-            (c["value"], c["over"]): c for c in loads(path.read_text(encoding="utf-8"))["curves"]
-        }
-        new = old | new
-    text = dumps({"bench": "growth", **machine(), "curves": list(new.values())}, indent=1)
-    path.write_text(text, encoding="utf-8")
+    found = grow(Setup(scale, source), model, options.plot, curves)
+    figures.keep_curves([growth.as_json() for growth in found])
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from math import inf, nan
@@ -19,15 +19,11 @@ from typer.testing import CliRunner
 from kvactors.actors.frontends.cli.app import app
 from kvactors.bench.check.suite import run_checks
 from kvactors.bench.regime import CannotRun, Outcome, Regime, Side, Sides, run
-from kvactors.bench.report import origin
 from kvactors.bench.setup import QUICK, Setup
 from kvactors.bench.table import suite
-from kvactors.bench.table.curves import CURVES, Curve
 from kvactors.bench.table.figures import draw as draw_ratios
-from kvactors.bench.table.growth import Growth, draw
 from kvactors.bench.table.suite import REGIMES, run_suite
 from kvactors.core.errors import InvalidConfig
-from kvactors.core.testing.models import tiny_llama
 
 
 def taking_turns(*pairs: tuple[float, float], tokens: tuple[int, int] = (7, 7)) -> Any:
@@ -146,69 +142,6 @@ def test_every_regime_says_what_is_compared() -> None:
 
     assert len(set(names)) == len(names)
     assert all(len(regime.described) > 40 for regime in REGIMES)
-
-
-def points(_setup: Setup, _sizes: Sequence[int]) -> Iterator[tuple[int, float]]:
-    """Nobody asks."""
-    raise AssertionError
-
-
-@pytest.mark.parametrize(
-    ("values", "orders", "breaks_at"),
-    [
-        ((3.0, 6.0, 12.0, 24.0), (1.0, 1.0), None),
-        ((5.0, 5.0, 5.0, 5.0), (0.0, 0.0), None),
-        ((1.0, 1.0, 1.0, 4.0), (0.6, 2.0), 4),
-    ],
-    ids=["linear", "flat", "flat, then quadratic"],
-)
-def test_growth_has_an_order_and_a_place_where_it_breaks(
-    values: tuple[float, ...], orders: tuple[float, float], breaks_at: int | None
-) -> None:
-    curve = Curve("time", "ms", "tokens", (1, 2, 4, 8), points)
-
-    growth = Growth(curve, (1, 2, 4, 8), values, origin())
-
-    assert growth.orders == pytest.approx(orders)
-    assert growth.breaks_at == breaks_at
-
-
-@pytest.mark.slow
-def test_memory_grows_with_tokens_and_operations_do_not_grow_with_rows(tmp_path: Path) -> None:
-    setup, found = Setup(QUICK, tiny_llama()), []
-    for curve in CURVES:
-        if (curve.value, curve.size) in {("memory", "tokens"), ("operations", "agents")}:
-            sizes, values = zip(*curve.measure(setup, curve.sizes[:3]), strict=True)
-            found.append(Growth(curve, sizes, values, origin()))
-
-    draw(found, tmp_path / "growth.png")
-
-    operations, memory = found
-    assert memory.orders[0] == pytest.approx(1.0, abs=0.01)
-    assert operations.orders[0] < 0.2
-    assert (tmp_path / "growth.png").stat().st_size > 1000
-
-
-def test_a_step_is_measured_of_agents_that_share_their_beginning() -> None:
-    [curve] = [curve for curve in CURVES if curve.value == "step, one beginning"]
-
-    found = list(curve.measure(Setup(QUICK, tiny_llama()), (1, 3)))
-
-    assert [size for size, _ in found] == [1, 3]
-    assert all(seconds > 0 for _, seconds in found)
-
-
-def test_a_directory_is_measured_by_the_agents_that_it_knows() -> None:
-    curves = {curve.value: curve for curve in CURVES if curve.size == "known agents"}
-
-    seconds = list(curves["directory: a look-up"].measure(Setup(QUICK), (100, 1000)))
-    [empty, *held] = [
-        found for _, found in curves["directory: bytes"].measure(Setup(QUICK), (0, 1000, 2000))
-    ]
-
-    assert [size for size, _ in seconds] == [100, 1000]
-    assert all(each > 0 for _, each in seconds)
-    assert held[1] - empty == pytest.approx(2 * (held[0] - empty), rel=0.5)
 
 
 @pytest.mark.slow
