@@ -116,6 +116,7 @@ class PersistenceActor(SystemActor):
 
     @handles(ReadLedger)
     def _read(self, message: ReadLedger) -> tuple[dict[str, Any], ...] | None:
+        self._write_refused(message.agent_id)
         with public_errors():
             return self._opened().read_ledger(message.agent_id)
 
@@ -135,20 +136,20 @@ class PersistenceActor(SystemActor):
     @handles(ForgetStored)
     def _forget(self, message: ForgetStored) -> bool:
         self._write_gathered()
-        self._unwritten.take(message.agent_id)
         with public_errors():
             known = self._opened().has(message.agent_id)
-            self._opened().forget(message.agent_id)
+            try:
+                self._opened().forget(message.agent_id)
+            finally:
+                # Where the disk refuses that, it belongs to what still stands.
+                if not self._opened().has(message.agent_id):
+                    self._unwritten.drop(message.agent_id)
         return known
 
     @handles(WithStore)
     def _work(self, message: WithStore) -> Any:
         self._write_gathered()
-        if message.agent_id in self._unwritten:
-            self._unwritten.write(self._opened())
-            self._unwritten.tell()
-        if message.agent_id in self._unwritten:
-            raise SaveFailed(f"the disk has refused turns of {message.agent_id!r}")
+        self._write_refused(message.agent_id)
         return message.work(self._opened())
 
     # -- writing -----------------------------------------------------------------------
@@ -166,6 +167,14 @@ class PersistenceActor(SystemActor):
     @handles(Retry)
     def _retry(self, _message: Retry) -> None:
         self._unwritten.retry(self._opened)
+
+    def _write_refused(self, agent_id: str) -> None:
+        """Write what the disk has refused of `agent_id`. Raises SaveFailed."""
+        if agent_id in self._unwritten:
+            self._unwritten.write(self._opened())
+            self._unwritten.tell()
+        if agent_id in self._unwritten:
+            raise SaveFailed(f"the disk has refused turns of {agent_id!r}")
 
     def _hurried(self) -> bool:
         """Whether somebody waits for the store, or nobody minds that it takes the processors."""

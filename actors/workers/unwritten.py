@@ -23,8 +23,8 @@ Records = tuple[dict[str, Any], ...]
 
 
 class Unwritten:
-    """Records by agent. `hold_back` is told how many bytes wait, `accepted` when the disk has taken
-    all; `again` is asked to have `retry` called in so many seconds."""
+    """Records by agent. `hold_back` is told how many bytes wait, `accepted` when none do any more;
+    `again` is asked to have `retry` called in so many seconds."""
 
     def __init__(
         self,
@@ -51,6 +51,12 @@ class Unwritten:
         self._nbytes -= _size(records)
         return records
 
+    def drop(self, agent_id: str) -> None:
+        """An agent is forgotten: nothing of it is to be written any more."""
+        if self.take(agent_id):
+            self.tell()
+            self._all_written()
+
     def keep(self, save: Save) -> None:
         """The disk has refused what this save has of its agent."""
         self.take(save.agent_id)
@@ -74,6 +80,9 @@ class Unwritten:
         except Exception as error:
             for agent in self._records:
                 _log_refused(agent, error)
+        self._all_written()
+
+    def _all_written(self) -> None:
         if not self._records:
             self._accepted()
 
@@ -90,17 +99,19 @@ class Unwritten:
             self._again(self._pause)
 
     def retry(self, opened: Callable[[], Store]) -> None:
-        """Try the disk again, and later once more if it is not back."""
-        if self._records:
-            try:
-                self.write(opened())
-            except Exception as error:
-                logger.error("the disk is still not there: %s", error)
+        """Try the disk again, if something waits, and later once more if it is not back."""
+        if not self._records:
+            self._pause = 0.0
+            return
+        try:
+            self.write(opened())
+        except Exception as error:
+            logger.error("the disk is still not there: %s", error)
         self.tell()
         if self._records:
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
             self._again(self._pause)
-        elif self._pause:
+        else:
             self._pause = 0.0
             logger.warning("the disk writes again: nothing of what was said is missing")
 
