@@ -12,7 +12,7 @@ from time import perf_counter
 from traceback import format_exception
 from typing import Any
 
-from kvactors.actors.errors import SaveFailed, public, public_errors
+from kvactors.actors.errors import public, public_errors
 from kvactors.actors.runtime.dispatcher import Dispatcher, SystemActor, handles, send
 from kvactors.actors.turns.messages_gpu import Restored, Saved
 from kvactors.actors.turns.messages_store import (
@@ -116,7 +116,7 @@ class PersistenceActor(SystemActor):
 
     @handles(ReadLedger)
     def _read(self, message: ReadLedger) -> tuple[dict[str, Any], ...] | None:
-        self._write_refused(message.agent_id)
+        self._unwritten.settle(message.agent_id, self._opened)
         with public_errors():
             return self._opened().read_ledger(message.agent_id)
 
@@ -149,7 +149,7 @@ class PersistenceActor(SystemActor):
     @handles(WithStore)
     def _work(self, message: WithStore) -> Any:
         self._write_gathered()
-        self._write_refused(message.agent_id)
+        self._unwritten.settle(message.agent_id, self._opened)
         return message.work(self._opened())
 
     # -- writing -----------------------------------------------------------------------
@@ -167,14 +167,6 @@ class PersistenceActor(SystemActor):
     @handles(Retry)
     def _retry(self, _message: Retry) -> None:
         self._unwritten.retry(self._opened)
-
-    def _write_refused(self, agent_id: str) -> None:
-        """Write what the disk has refused of `agent_id`. Raises SaveFailed."""
-        if agent_id in self._unwritten:
-            self._unwritten.write(self._opened())
-            self._unwritten.tell()
-        if agent_id in self._unwritten:
-            raise SaveFailed(f"the disk has refused turns of {agent_id!r}")
 
     def _hurried(self) -> bool:
         """Whether somebody waits for the store, or nobody minds that it takes the processors."""

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from kvactors.actors.errors import SaveFailed
 from kvactors.persistence.commit.save import Save
 from kvactors.persistence.store.store import Store
 
@@ -41,9 +42,6 @@ class Unwritten:
 
     def __bool__(self) -> bool:
         return bool(self._records)
-
-    def __contains__(self, agent_id: str) -> bool:
-        return agent_id in self._records
 
     def take(self, agent_id: str) -> Records:
         """An agent's records, to be written with others or not at all."""
@@ -85,6 +83,14 @@ class Unwritten:
     def _all_written(self) -> None:
         if not self._records:
             self._accepted()
+
+    def settle(self, agent_id: str, opened: Callable[[], Store]) -> None:
+        """Write what waits of an agent. Raises SaveFailed if the disk still refuses it."""
+        if agent_id in self._records:
+            self.write(opened())
+            self.tell()
+        if agent_id in self._records:
+            raise SaveFailed(f"the disk has refused turns of {agent_id!r}")
 
     def _written(self, save: Save) -> None:
         self.take(save.agent_id)
