@@ -14,6 +14,7 @@ it to `agents/<encoded id>/ledger.log` of an empty folder, and open that as a st
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -45,6 +46,9 @@ ASIDE = "aside"
 
 _log = logging.getLogger(__name__)
 
+# Too many open files.
+_OF_THE_PROCESS = (errno.EMFILE, errno.ENFILE)
+
 
 class RecordCopies:
     """The ledgers of `store`; `folders` lists the directories of all agents, `touch` sweeps one
@@ -61,7 +65,7 @@ class RecordCopies:
 
     def counts(self) -> dict[str, int]:
         """How many records each agent has. Those whose ledgers cannot be read are left out, with a
-        warning. Reads every ledger, once. Raises OSError."""
+        warning. Reads every ledger, once. Raises OSError for what is no one ledger's matter."""
         found: dict[str, int] = {}
         for folder in self._folders():
             try:
@@ -69,6 +73,11 @@ class RecordCopies:
                 records = self._store.ledgers.state(agent_id).records if agent_id else 0
             except (LedgerUnreadable, NewerFormat) as error:
                 _log.warning("%s", error)
+                continue
+            except OSError as error:
+                if error.errno in _OF_THE_PROCESS:
+                    raise
+                _log.warning("the ledger in %s cannot be read: %s", folder, error)
                 continue
             if records:
                 found[agent_id] = records

@@ -79,9 +79,9 @@ def for_another_time() -> Iterator[None]:
     except (OtherDisk, OtherModel) as error:
         # Who began without the directory hears it only now.
         logger.error("%s", error)
-    except (ClusterError, OSError):
+    except ClusterError:
         pass
-    except KvactorsError as error:
+    except (KvactorsError, OSError) as error:
         logger.warning("%s", error)
 
 

@@ -85,6 +85,7 @@ class Node:
             self._locks,
             settings=settings,
             give_up=self._give_up,
+            untold=self._telling.again,
         )
         self._forks = Forks(
             name,

@@ -23,6 +23,7 @@ class Sweep:
 
     The node is `name`, with what `host` stores and `notes` says it promised; the directory and
     owners are asked through `transport`. With an agent's lock of `locks`, `give_up` ends it here.
+    `untold` is called where the directory does not know all of it: it could not be read before.
     """
 
     def __init__(
@@ -35,8 +36,9 @@ class Sweep:
         *,
         settings: Settings,
         give_up: Callable[[str], Awaitable[None]],
+        untold: Callable[[], object],
     ) -> None:
-        self._settings = settings
+        self._settings, self._untold = settings, untold
         self._name, self._transport, self._give_up = name, transport, give_up
         self._host, self._notes, self._locks = host, notes, locks
         self._left: list[str] = []
@@ -56,6 +58,8 @@ class Sweep:
 
     async def _look_at_all(self, agents: list[str]) -> None:
         places = await self._ask("directory", "whose", {"agents": agents})
+        if len(places) < len(agents):
+            self._untold()
         for agent, place in places.items():
             again = self._unnamed.pop(agent, None) == place["epoch"]
             with for_another_time():

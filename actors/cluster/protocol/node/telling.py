@@ -16,10 +16,11 @@ BATCH = 500
 
 
 class Telling:
-    """Once for each incarnation of the node `name`: what `host` stores, and `notes` promised, is
-    said through `transport` until the directory knows a place for all of it. What came with a store
-    that was restored, or another system's, has none. `clock` and `settings` say when it is said
-    again. `spawned`: how agents of a restored store were spawned, as far as that is known."""
+    """Once for each incarnation of the node `name`, and `again`: what `host` stores, and `notes`
+    promised, is said through `transport` until the directory knows a place for all of it. What came
+    with a store that was restored, or another system's, has none. `clock` and `settings` say when
+    it is said again. `spawned`: how agents of a restored store were spawned, as far as that is
+    known."""
 
     def __init__(
         self,
@@ -41,7 +42,12 @@ class Telling:
     def begin(self, lease: Lease) -> None:
         """A new incarnation has joined."""
         self._lease = lease
-        self._due.set()
+        self.again()
+
+    def again(self) -> None:
+        """Something is stored that was not told."""
+        if self._lease is not None:
+            self._due.set()
 
     async def run(self) -> None:
         """Tell, until cancelled."""

@@ -10,8 +10,9 @@ from lives import SETTINGS, Cluster
 from machine import record
 from seeded import bug, seeded
 
-from kvactors.actors.cluster.protocol.errors import UnknownAgent
+from kvactors.actors.cluster.protocol.errors import UnknownAgent, for_another_time
 from kvactors.actors.cluster.testing.machines.disk import Disk
+from kvactors.actors.cluster.testing.machines.host import ModelHost
 from kvactors.actors.cluster.testing.machines.process import Process
 from kvactors.actors.errors import SaveFailed
 from kvactors.core.errors import SystemStopped
@@ -83,6 +84,34 @@ def test_who_comes_with_a_store_and_has_a_name_that_was_forgotten_is_kept_aside(
     assert three.world.aside() == ["years of work"]
 
 
+def test_who_could_not_be_read_when_its_node_joined_is_there_as_soon_as_it_can_be(
+    cluster: Make,
+) -> None:
+    three = cluster(3)
+    three.passes(SETTINGS.lease)
+    three.world.kill("n1")
+    three.world.machines["n1"].disk.files["ledgers"] = {
+        agent: [record(f"{agent}'s")] for agent in ("alice", "bob")
+    }
+
+    @bug(ModelHost, "stored")
+    def the_disk_does_not_give_alice(true: Any) -> Any:
+        async def stored(host: ModelHost) -> dict[str, int]:
+            return {agent: n for agent, n in (await true(host)).items() if agent != "alice"}
+
+        return stored
+
+    with seeded(the_disk_does_not_give_alice):
+        three.world.start("n1")
+        three.passes(4 * SETTINGS.lease)
+        assert three.shows("bob") == ["bob's"]
+        with pytest.raises(UnknownAgent):
+            three.shows("alice")
+    three.passes(4 * SETTINGS.lease)
+
+    assert three.shows("alice") == ["alice's"]
+
+
 def test_a_node_whose_disk_refuses_the_end_of_one_agent_keeps_its_others(cluster: Make) -> None:
     three = cluster(3)
     three.spawns("alice")
@@ -136,3 +165,12 @@ def test_a_node_whose_host_has_ended_ends_and_others_take_over(cluster: Make) ->
     with seeded(nobody_writes_any_more):
         three.passes(4 * SETTINGS.lease)
         assert [what for what in three.world.oracle.broken if f"{owner} ended with" in what]
+
+
+def test_what_a_node_cannot_do_as_its_disk_fails_is_for_another_time_and_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with for_another_time():
+        raise OSError("the disk does not answer")
+
+    assert "the disk does not answer" in caplog.text

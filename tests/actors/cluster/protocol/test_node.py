@@ -125,7 +125,14 @@ def test_a_copy_stays_while_its_owner_has_the_only_other_one(machine: Machine) -
     machine.replicate(1, 0, record("a"))
     others, notes = Others(), Notes(machine.journal)
     sweep = Sweep(
-        "n1", others, machine.host, notes, Locks(), settings=SETTINGS, give_up=machine.host.end
+        "n1",
+        others,
+        machine.host,
+        notes,
+        Locks(),
+        settings=SETTINGS,
+        give_up=machine.host.end,
+        untold=bool,
     )
 
     machine.does(sweep.round())
@@ -151,6 +158,7 @@ def test_a_large_store_is_listed_once_and_looked_at_in_several_rounds(machine: M
         Locks(),
         settings=SETTINGS,
         give_up=machine.host.end,
+        untold=bool,
     )
 
     for _ in range(4):
