@@ -103,6 +103,9 @@ def test_busy_agents_are_evicted_last(tmp_path: Path) -> None:
 
     assert evicted == [("a", F1), ("c", F1), ("d", F1), ("e", F1)]
     assert store.kv_extent("b", F1) == 256
+    # Only without its KV is there room.
+    put(store, kv_save("i", example_segment(0, 1100)))
+    assert evicted[4:] == [("f", F1), ("g", F1), ("h", F1), ("b", F1)]
     store.close()
 
 
