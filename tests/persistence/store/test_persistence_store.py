@@ -73,13 +73,15 @@ def test_nothing_is_renamed_before_it_is_synced(tmp_path: Path) -> None:
     store = Store(tmp_path, files=files)
     put(store, kv_save("a", example_segment(0, 8)), kv_save("b", example_segment(0, 8)))
 
-    synced = set()
+    synced, renamed = set[str](), list[str]()
     for operation in files.operations:
         if operation.name == "sync":
-            synced.add(operation.path.name.removesuffix(".tmp"))
+            synced.add(str(operation.path).removesuffix(".tmp"))
         if operation.name == "rename":
-            assert operation.path.name in synced
+            renamed.append(operation.path.name)
+            assert str(operation.path) in synced
 
+    assert renamed.count("ledger.log") == renamed.count("manifest.msgpack") == 2
     store.close()
 
 
