@@ -8,6 +8,7 @@ Functions that take a `model` first and give a function run in a process of thei
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 from kvactors.core import blas
@@ -17,8 +18,8 @@ blas.preload()
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.generate import BatchGenerator, generate_step
-from mlx_lm.models.cache import KVCache
+from mlx_lm.generate import BatchGenerator, generate_step, maybe_quantize_kv_cache
+from mlx_lm.models.cache import make_prompt_cache
 
 from kvactors.bench.busy_threads import busy_threads
 from kvactors.bench.setup import FIRST
@@ -68,13 +69,15 @@ def engine_chunks(tokens: int, longest: int) -> list[int]:
 
 
 def empty_float(model: Any) -> list[Any]:
-    """mlx-lm's float cache of every layer."""
-    return [KVCache() for _ in model.layers]
+    """mlx-lm's float caches of a `model`, as it makes them for its users."""
+    return list(make_prompt_cache(model))
 
 
 def _quantized(cache: Sequence[Any]) -> list[Any]:
     """A float cache as mlx-lm quantizes it."""
-    return [layer.to_quantized(group_size=GROUP, bits=BITS) for layer in cache]
+    found = list(cache)
+    maybe_quantize_kv_cache(found, 0, GROUP, BITS)
+    return found
 
 
 def fill(model: Any, tokens: Sequence[int], cache: list[Any], chunk: int = DEFAULT_CHUNK) -> int:
@@ -158,15 +161,13 @@ def single_steps(
 
     def once(decoded: int) -> Found:
         steps = generate_step(
-            mx.array([answered, 1]), model, max_tokens=decoded + 1, prompt_cache=cache
+            mx.array([answered, 1]), model, max_tokens=decoded + 1, prompt_cache=deepcopy(cache)
         )
         with busy_threads(busy):
             tokens = [next(steps)[0]]
             begin = time.perf_counter()
             tokens += [token for token, _ in steps]
             spent = time.perf_counter() - begin
-        for layer in cache:
-            layer.trim(layer.offset - len(prompt))
         return spent / decoded, tokens
 
     return once

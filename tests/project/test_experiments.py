@@ -5,11 +5,12 @@ from math import inf
 
 import pytest
 
+from kvactors.bench.check.kinds import Kind
 from kvactors.bench.experiments import lengths, staggered
 from kvactors.bench.experiments.experiment import begin
 from kvactors.bench.experiments.retrieval import Passages
 from kvactors.bench.experiments.uncached import uncached
-from kvactors.bench.peers import Bare, fastest
+from kvactors.bench.peers import Bare, empty_float, fastest, fill, single_steps
 from kvactors.bench.setup import QUICK, Setup
 from kvactors.bench.table.bounds import Rates, decode_bound, prefill_bound
 from kvactors.core.testing.models import grid, tiny_llama
@@ -66,6 +67,21 @@ def test_bounds_count_the_logits_of_one_token_and_no_table_of_which_a_row_is_rea
     assert more(lambda setup: decode_bound(setup, rates, 1, 10)) == 1000 * row * 4
     assert more(lambda setup: prefill_bound(setup, rates, 10)) == 2 * 1000 * row
     assert more(lambda setup: prefill_bound(setup, rates, 1000)) == 2 * 1000 * row
+
+
+def test_the_peer_has_caches_as_mlx_lm_makes_them_and_begins_each_run_behind_its_prompt() -> None:
+    model, _ = Kind("sliding window", "gemma3_text").build()
+    prompt = [token % 128 for token in range(1, 200)]
+    cache = empty_float(model)
+    answered = fill(model, prompt, cache)
+
+    steps = single_steps(model, prompt, quantize=False)
+    runs = [steps(8)[1] for _ in range(2)]
+
+    # Of a layer with a window, what has left it.
+    assert [type(layer) for layer in cache] == [type(layer) for layer in model.make_cache()]
+    assert not all(layer.is_trimmable() for layer in cache)
+    assert runs == [list(uncached(model, prompt)([*prompt, answered, 1], 9).tokens)] * 2
 
 
 def test_what_a_process_pays_for_at_first_is_charged_to_no_choice_of_a_peer() -> None:
