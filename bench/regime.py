@@ -16,9 +16,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from kvactors.bench.peer_process import PeerFailed
 from kvactors.bench.report import Origin, origin
 from kvactors.bench.setup import Setup
-from kvactors.core.errors import InvalidConfig
+from kvactors.core.errors import InvalidConfig, KvactorsError
 
 __all__ = [
     "ANYWHERE",
@@ -100,7 +101,7 @@ class Regime:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a regime gave: medians, the ratio with its quartiles, where and when; or why there is
-    none (`cannot`), or why it counts for nothing (`invalid`)."""
+    none (`cannot`; `failed`, where that is an error), or why it counts for nothing (`invalid`)."""
 
     regime: Regime
     target: float
@@ -110,6 +111,7 @@ class Outcome:
     """Which side began each pair."""
     cannot: str = ""
     invalid: str = ""
+    failed: bool = False
 
     @property
     def _sound(self) -> bool:
@@ -216,7 +218,8 @@ def _finite(value: float) -> float | None:
 
 
 def run(regime: Regime, setup: Setup) -> Outcome:
-    """Measure a regime as often as the setup asks for."""
+    """Measure a regime as often as the setup asks for. One that fails, or its peer, says of what:
+    others may be measured."""
     begun, target = origin(), regime.target_here()
     pairs: list[tuple[float, float]] = []
     order: list[str] = []
@@ -230,6 +233,11 @@ def run(regime: Regime, setup: Setup) -> Outcome:
                 invalid = invalid or _wrong(regime, ours, theirs)
     except CannotRun as error:
         return Outcome(regime, target, begun.ended(), cannot=str(error))
+    except (PeerFailed, KvactorsError) as error:
+        # Of a peer's own traceback.
+        last = str(error).strip().split("\n")[-1]
+        said = f"{type(error).__name__}: {last}"
+        return Outcome(regime, target, begun.ended(), cannot=said, failed=True)
     return Outcome(regime, target, begun.ended(), tuple(pairs), tuple(order), invalid=invalid)
 
 

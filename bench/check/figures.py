@@ -22,7 +22,7 @@ def figure(regime: Regime, setup: Setup) -> Answer:
     """What a `regime` gave: ours, theirs and their ratio."""
     outcome = run(regime, setup)
     if outcome.cannot:
-        return Answer("skipped", outcome.cannot)
+        return Answer("unmeasured" if outcome.failed else "skipped", outcome.cannot)
     if outcome.invalid:
         return Answer("unmeasured", outcome.verdict)
     measured = {"ours": outcome.ours, "theirs": outcome.theirs, "ratio": outcome.ratio}

@@ -1,7 +1,6 @@
 """`kvactors bench`: runs the regimes, prints one table, and plots what it found."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from kvactors.bench.cluster import crossing, directory, joining, several
@@ -20,7 +19,7 @@ from kvactors.bench.table import (
     many_agents,
     prefill,
 )
-from kvactors.bench.table.bounds import decode_bound, measure_rates, prefill_bound
+from kvactors.bench.table.bounds import show_bounds
 from kvactors.bench.table.figures import Figures, draw, make_folder
 from kvactors.bench.table.growth import grow
 
@@ -72,7 +71,7 @@ def run_suite(
     if plot is not None:
         make_folder(plot)
     if not only:
-        figures.keep(bounds=_bounds(setup))
+        figures.keep(bounds=show_bounds(setup))
     outcomes: list[Outcome] = []
     try:
         for regime in chosen:
@@ -107,25 +106,3 @@ def _title(model: str, scale: Scale) -> str:
             "runs, not what is met."
         )
     return title
-
-
-def _bounds(setup: Setup) -> dict[str, float]:
-    """Prints and returns what this machine allows, in seconds and in units a second."""
-    rates = measure_rates(setup)
-    bounds = {
-        "prefill of 4,096": prefill_bound(setup, rates, 4096),
-        "step, 1 agent of 4,096": decode_bound(setup, rates, 1, 4096),
-        "step, 16 agents of 1,000": decode_bound(setup, rates, 16, 1000),
-    }
-    columns = ("products GFLOP/s", "reading GB/s", "scores GFLOP/s", "sums GFLOP/s")
-    print_table(
-        "What this machine does (quantized_matmul at 4 bits: scores of keys, sums of values).",
-        columns,
-        [rates.row()],
-    )
-    print_table(
-        "Least ms by these rates, if mlx-lm's own kernels do the work.",
-        tuple(bounds),
-        [[1e3 * seconds for seconds in bounds.values()]],
-    )
-    return {**asdict(rates), **bounds}

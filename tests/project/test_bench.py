@@ -18,12 +18,13 @@ from typer.testing import CliRunner
 
 from kvactors.actors.frontends.cli.app import app
 from kvactors.bench.check.suite import run_checks
+from kvactors.bench.peer_process import PeerFailed
 from kvactors.bench.regime import CannotRun, Outcome, Regime, Side, Sides, run
 from kvactors.bench.setup import QUICK, Setup
 from kvactors.bench.table import suite
 from kvactors.bench.table.figures import draw as draw_ratios
 from kvactors.bench.table.suite import REGIMES, run_suite
-from kvactors.core.errors import InvalidConfig
+from kvactors.core.errors import ContextExceeded, InvalidConfig
 
 
 def taking_turns(*pairs: tuple[float, float], tokens: tuple[int, int] = (7, 7)) -> Any:
@@ -179,6 +180,41 @@ def test_one_regime_is_measured_and_nothing_else(
     assert [row["name"] for row in found["rows"]] == ["tell-rate"]
     assert not {"bounds", "growth"} & found.keys()
     assert "What this machine does" not in capsys.readouterr().out
+
+
+def raising(error: Exception) -> Any:
+    """What cannot be measured, since this is raised."""
+
+    @contextmanager
+    def measure(_setup: Setup) -> Iterator[Sides]:
+        """Nothing."""
+        raise error
+        yield
+
+    return measure
+
+
+@bug(suite, "REGIMES")
+def two_lines_fail(_true: Any) -> Any:
+    lines = {
+        "peerless": raising(PeerFailed("Traceback:\n  File\nValueError: no such peer\n")),
+        "too-long": raising(ContextExceeded("2 tokens of 1")),
+        "three": THREE,
+    }
+    return tuple(Regime(name, "nothing", 4.0, line, runs=3) for name, line in lines.items())
+
+
+def test_a_line_that_fails_says_why_and_those_behind_it_are_measured() -> None:
+    names = [option for name in ("peerless", "too-long", "three") for option in ("--only", name)]
+
+    with seeded(two_lines_fail):
+        ended = CliRunner().invoke(app, ["bench", *names])
+
+    peerless, long, three = ended.stdout.splitlines()[-3:]
+    assert peerless.endswith("PeerFailed: ValueError: no such peer")
+    assert long.endswith("ContextExceeded: 2 tokens of 1")
+    assert three.endswith("yes")
+    assert ended.exit_code == 1
 
 
 @pytest.mark.parametrize(("stopped", "status"), [(KeyboardInterrupt, 130), (OSError, 2)])

@@ -12,7 +12,7 @@ from kvactors.bench.experiments.retrieval import Passages
 from kvactors.bench.experiments.uncached import uncached
 from kvactors.bench.peers import Bare, empty_float, fastest, fill, single_steps
 from kvactors.bench.setup import QUICK, Setup
-from kvactors.bench.table.bounds import Rates, decode_bound, prefill_bound
+from kvactors.bench.table.bounds import Rates, decode_bound, prefill_bound, show_bounds
 from kvactors.core.testing.models import grid, tiny_llama
 
 TOLD = (
@@ -67,6 +67,13 @@ def test_bounds_count_the_logits_of_one_token_and_no_table_of_which_a_row_is_rea
     assert more(lambda setup: decode_bound(setup, rates, 1, 10)) == 1000 * row * 4
     assert more(lambda setup: prefill_bound(setup, rates, 10)) == 2 * 1000 * row
     assert more(lambda setup: prefill_bound(setup, rates, 1000)) == 2 * 1000 * row
+
+
+def test_a_model_in_which_nothing_attends_has_no_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+    recurrent = Kind("recurrent (SSM)", "mamba2")
+
+    assert show_bounds(Setup(QUICK, recurrent.build)) == {}
+    assert "not for this model" in capsys.readouterr().out
 
 
 def test_the_peer_has_caches_as_mlx_lm_makes_them_and_begins_each_run_behind_its_prompt() -> None:

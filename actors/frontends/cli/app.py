@@ -250,7 +250,8 @@ def bench(
     """Measure side by side with mlx-lm; one table with targets."""
     from kvactors.actors.frontends.cli.bench import run_bench
 
-    run_bench(model, quick=quick, full=full, only=only or [], plot=plot, json=json)
+    done = run_bench(model, quick=quick, full=full, only=only or [], plot=plot, json=json)
+    raise typer.Exit(0 if done else 1)
 
 
 def main() -> None:

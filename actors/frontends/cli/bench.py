@@ -19,17 +19,18 @@ def run_bench(
     only: Sequence[str],
     plot: Path | None,
     json: Path | None,
-) -> None:
+) -> bool:
     """Measure and print: on this `model`, short (`quick`) or with growth too (`full`), `only` these
-    regimes, with pictures in `plot` and results in the file `json`. Raises InvalidConfig for a
-    name that no regime has."""
+    regimes, with pictures in `plot` and results in the file `json`; whether none failed. Raises
+    InvalidConfig for a name that no regime has."""
     if quick and full:
         raise InvalidConfig("--quick and --full exclude each other")
     from kvactors.bench.setup import FULL, QUICK, TABLE
     from kvactors.bench.table.suite import run_suite
 
     scale = QUICK if quick else FULL if full else TABLE
-    run_suite(scale, model, only, plot, json, growth=full)
+    outcomes = run_suite(scale, model, only, plot, json, growth=full)
+    return not any(outcome.failed for outcome in outcomes)
 
 
 def run_check(only: Sequence[str], *, as_json: bool) -> bool:

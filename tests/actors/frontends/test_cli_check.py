@@ -17,6 +17,7 @@ from kvactors.bench.check.exactness import Judge, forked
 from kvactors.bench.check.figures import SMALL, figure
 from kvactors.bench.check.finding import look
 from kvactors.bench.check.kinds import KINDS, Kind
+from kvactors.bench.peer_process import PeerFailed
 from kvactors.bench.regime import Regime, Side, Sides
 from kvactors.bench.setup import Setup
 from kvactors.core.arena import kv_layer
@@ -237,7 +238,14 @@ def failing(_setup: Setup) -> Iterator[Sides]:
     yield
 
 
-@pytest.mark.parametrize("measure", [negative, failing])
+@contextmanager
+def peerless(_setup: Setup) -> Iterator[Sides]:
+    """A peer that fails in its own process."""
+    raise PeerFailed("not implemented")
+    yield
+
+
+@pytest.mark.parametrize("measure", [negative, failing, peerless])
 def test_what_is_no_measurement_is_neither_a_figure_nor_a_violation(measure: Any) -> None:
     regime = Regime("line", "nobody", 1.0, measure, unit="bytes", runs=1)
 
