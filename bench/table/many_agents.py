@@ -205,14 +205,21 @@ REGIMES = (
         rounds_in_memory,
         differ=FLOAT_THERE,
     ),
+    # The loop prefills nearly everything anew in each turn: a pair takes a quarter of an hour.
     Regime(
-        "24-agents-memory-8", "mlx-lm server's loop", 0.3, rounds_beyond_memory, differ=FLOAT_THERE
+        "24-agents-memory-8",
+        "mlx-lm server's loop",
+        0.3,
+        rounds_beyond_memory,
+        runs=1,
+        differ=FLOAT_THERE,
     ),
     Regime(
         "24-agents-files",
         "mlx-lm BatchGenerator, caches in files",
         0.7,
         rounds_through_files,
+        runs=2,
         differ=FLOAT_THERE,
     ),
     Regime(
