@@ -90,8 +90,8 @@ def import_agent(
     tokens: Annotated[
         Path | None, typer.Option(help="JSON list of token ids, for KV whose file has none.")
     ] = None,
-    store: StoreDir = None,
     *,
+    store: StoreDir = None,
     of_this_model: Annotated[
         bool, typer.Option("--of-this-model", help="KV whose file names no model is of this one.")
     ] = False,
