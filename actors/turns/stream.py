@@ -36,14 +36,14 @@ Piece = TextPiece
 class ReplyStream:
     """Iterates over pieces whose texts add up to the reply's text. One reader.
 
-    `reply` is the turn's Reply once the iteration has ended. Closing early calls `cancel`. The
-    tokens are those of `ticket`; the strings of `stop` are not shown.
+    `reply` is the turn's Reply once the iteration has ended. Closing early, or letting it go,
+    calls `cancel`. The tokens are those of `ticket`; the strings of `stop` are not shown.
     """
 
     def __init__(self, ticket: Ticket, stop: Sequence[str], cancel: Callable[[], None]) -> None:
         self._ticket = ticket
         self._cancel = cancel
-        self._pieces = self._run(stop)
+        self._pieces = _run(ticket, stop)
 
     @property
     def reply(self) -> Reply:
@@ -84,17 +84,20 @@ class ReplyStream:
         with suppress(ValueError):  # The generator is running, on another thread.
             self._pieces.close()
 
-    def _run(self, stop: Sequence[str]) -> Generator[TextPiece, None, None]:
-        check_may_block()
-        assert self._ticket.tokens is not None
-        pieces = _Pieces(self._ticket, stop)
-        while (tokens := self._next(self._ticket.tokens)) is not None:
-            yield from pieces.add(tokens)
-        yield from pieces.rest(self.reply.text)
 
-    def _next(self, queue: "SimpleQueue[Tokens | None]") -> Tokens | None:
-        drive(lambda: not queue.empty())
-        return queue.get()
+def _run(ticket: Ticket, stop: Sequence[str]) -> Generator[TextPiece, None, None]:
+    """Knows nothing of the stream, which is let go as soon as its reader lets it go."""
+    check_may_block()
+    assert ticket.tokens is not None
+    pieces = _Pieces(ticket, stop)
+    while (tokens := _next(ticket.tokens)) is not None:
+        yield from pieces.add(tokens)
+    yield from pieces.rest(ticket.reply.get().text)
+
+
+def _next(queue: "SimpleQueue[Tokens | None]") -> Tokens | None:
+    drive(lambda: not queue.empty())
+    return queue.get()
 
 
 class AsyncReplyStream:

@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvactors.actors.turns.stream import _Text
+from kvactors.actors.turns.stream import ReplyStream, _Text
+from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.conversation.chat_format import ChatFormat
+from kvactors.core.schedule.events import Tokens
 from kvactors.core.schedule.request import StopMatcher
 from kvactors.core.testing.models import PlainTokenizer
 
@@ -86,3 +88,15 @@ def test_a_character_of_several_tokens_shows_once_it_is_whole() -> None:
     text = _Text(ChatFormat(tokenizer), ())
 
     assert [text.add([token]) for token in range(4)] == ["", "", "", "🦊"]
+
+
+def test_leaving_the_loop_over_a_stream_cancels_the_turn_at_once() -> None:
+    ticket, cancelled = Ticket.begin("alice", streamed=True), list[str]()
+    ticket.chat = ChatFormat(PlainTokenizer())
+    ticket.push(Tokens("alice", ticket.serial, tuple(b"hello")))
+
+    for piece in ReplyStream(ticket, (), lambda: cancelled.append("alice")):
+        assert piece.text == "hello"
+        break
+
+    assert cancelled == ["alice"]
