@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from pykka import Future
 
-from kvactors.actors.agents.handle import Agent
 from kvactors.actors.behaviours.behaviour import AgentBehaviour
 from kvactors.actors.behaviours.context import Context, Services
 from kvactors.actors.behaviours.forgetting import forget_own
@@ -50,8 +49,8 @@ class Supervisor(Services, Protocol):
     def now(self) -> float:
         """Seconds of the system's clock."""
 
-    def ended(self, agent: Agent, parent: str | None, cause: BaseException | None) -> None:
-        """The behaviour of `agent`, a child of `parent`, has ended; `cause`: its error."""
+    def ended(self, actor: "BehaviourActor", cause: BaseException | None) -> None:
+        """The behaviour of `actor` has ended; `cause`: its error."""
 
     def restarted(self, agent_id: str) -> None:
         """That of `agent_id` begins anew."""
@@ -75,9 +74,9 @@ class BehaviourActor(SystemActor):
     ) -> None:
         super().__init__()
         self._agent = context.agent
-        self._parent = parent
+        self.parent = parent
         self._make = make
-        self._context = context
+        self.context = context
         self._router = context.router
         self._supervisor = supervisor
         self._policy = supervision
@@ -99,8 +98,7 @@ class BehaviourActor(SystemActor):
     def on_stop(self) -> None:
         """Nothing of it runs any more."""
         self._drop_runs(SystemStopped(f"the behaviour of {self._agent.agent_id!r} was stopped"))
-        self._context.close()
-        self._supervisor.ended(self._agent, self._parent, self._cause)
+        self._supervisor.ended(self, self._cause)
 
     def on_failure(self, _kind: Any, error: Any, _traceback: Any) -> None:
         """A defect in this actor, the `error`: whoever waits is told."""
@@ -182,7 +180,7 @@ class BehaviourActor(SystemActor):
     def _acting(self, run: Run, call: Callable[[], Any]) -> Any:
         """What `call` gives: whatever answer it awaits, this run of the behaviour waits for it."""
         name = self._agent.agent_id
-        self._context.left = run.left if self._policy.on_error == "rewind" else None
+        self.context.left = run.left if self._policy.on_error == "rewind" else None
         alone = run.deliver is None or not self._behaviour.reentrant
         return run_as(Waiter(self._router.waits, name, name if alone else run.deliver), call)
 
@@ -238,13 +236,13 @@ class BehaviourActor(SystemActor):
             self._stop()
             # Then: the parent may begin it anew at once.
             if self._policy.on_error == "escalate":
-                self._supervisor.escalate(self._agent.agent_id, self._parent, error)
+                self._supervisor.escalate(self._agent.agent_id, self.parent, error)
             return
         lost = BehaviourFailed(f"the behaviour of {self._agent.agent_id!r} was restarted")
         lost.__cause__ = error
         failed = [run, *self._runs]
         self._drop_runs(lost)
-        self._context.close(restart=True)
+        self.context.close(restart=True)
         self.actor_inbox.open_to_prompts = False
         # With those of the pause that this failure ends, if it does.
         again = Run(None, left=[left for one in failed for left in one.left])
@@ -285,7 +283,7 @@ class BehaviourActor(SystemActor):
         behaviour = self._make()
         if not isinstance(behaviour, AgentBehaviour):
             raise InvalidConfig(f"behaviour made no AgentBehaviour, but {behaviour!r}")
-        behaviour.bind(self._context)
+        behaviour.bind(self.context)
         return behaviour
 
 

@@ -92,8 +92,8 @@ class BehaviourSupervisor:
             if parent is not None:
                 self._children.setdefault(parent, {})[agent_id] = False
             self.router.add(agent, actor)
-        self.router.outstanding.begin_work()
-        actor.begin()
+            self.router.outstanding.begin_work()
+            actor.begin()
 
     def check_none(self, agent_id: str) -> None:
         """Raise InvalidInput if an agent has a behaviour; it may be given one at any time."""
@@ -112,16 +112,28 @@ class BehaviourSupervisor:
         if actor is not None:
             self._tell(actor, StopBehaviour(self.router))
 
-    def ended(self, agent: Agent, parent: str | None, cause: BaseException | None) -> None:
-        """The behaviour of `agent`, a child of `parent`, ended with this `cause`: its watchers are
-        told, its children end too."""
+    def end(self, agent_id: str) -> None:
+        """End a behaviour in the middle of what it does. Nothing reaches it from now on, though a
+        call that runs goes on to its end: the agent may be given another one."""
+        actor = self.router.receiver(agent_id)
+        if isinstance(actor, BehaviourActor):
+            send_stop(actor.actor_ref)
+            self.ended(actor, None)
+
+    def ended(self, actor: BehaviourActor, cause: BaseException | None) -> None:
+        """The behaviour of `actor` ended with this `cause`: its watchers are told, its children end
+        too. What is ended from outside says so once more when nothing of it runs."""
+        actor.context.close()
+        agent, parent = actor.context.agent, actor.parent or ""
         agent_id = agent.agent_id
         with self._lock:
+            if self.router.receiver(agent_id) is not actor:
+                return
             watchers = self.router.remove(agent, cause)
-            siblings = self._children.get(parent or "", {})
+            siblings = self._children.get(parent, {})
             siblings.pop(agent_id, None)
             if not siblings:
-                self._children.pop(parent or "", None)
+                self._children.pop(parent, None)
             children = list(self._children.get(agent_id, ()))
             own = self._own_threads.pop(agent_id, None)
         for child in children:

@@ -172,7 +172,7 @@ class AgentRegistry:
         return [spawned.handle for _, spawned in sorted(self._spawned.copy().items())]
 
     def forget(self, agent_id: str) -> None:
-        """Delete an agent from memory and disk; its running turn fails. Raises AgentNotStored."""
+        """Delete an agent from memory and disk, whatever it does by then. Raises AgentNotStored."""
         check_id(agent_id)
         check_may_block()
         with self._keys.of(agent_id):
@@ -181,7 +181,7 @@ class AgentRegistry:
                 if agent_id in self._coming:
                     raise AgentNotStored(agent_id, "to forget")
                 spawned = self._spawned.pop(agent_id, None)
-            self._behaviours.stop(agent_id)
+            self._behaviours.end(agent_id)
             if spawned is not None:
                 spawned.actor.actor_ref.stop()
             self._lifecycle.ask(self._lifecycle.gpu, Forget(agent_id))

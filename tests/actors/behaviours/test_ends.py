@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from behaviours import Does, DoesMuch, Echo
+from behaviours import Does, DoesBlocking, DoesMuch, Echo
 from makers import OpenSystem
 
 from kvactors.actors import (
@@ -252,3 +252,49 @@ def test_idle_is_who_has_ended_and_told_its_watchers(open_system: OpenSystem) ->
 
     assert (heard, other.ended) == (["other"], True)
     system.spawn("other", behaviour=Echo())
+
+
+@pytest.mark.parametrize("busy", [Does, DoesBlocking])
+def test_who_is_forgotten_in_the_middle_of_a_message_takes_no_mail_of_its_successor(
+    system: AgentSystem, busy: type[AgentBehaviour]
+) -> None:
+    gate, entered = threading.Event(), threading.Event()
+
+    def hold() -> bool:
+        entered.set()
+        return gate.wait(WAIT)
+
+    first = system.spawn("agent", behaviour=busy())
+    system.spawn("child", behaviour=Echo(), parent="agent")
+    old = first.request(lambda me: me.run_blocking(hold) if busy is Does else hold())
+    assert entered.wait(WAIT)
+
+    system.forget("agent")
+    assert system.watch("agent").get(timeout=WAIT).cause is None
+    assert system.watch("child").get(timeout=WAIT)
+    second = system.spawn("agent", behaviour=Echo())
+    assert second.request("new").get(timeout=WAIT) == "new"
+    gate.set()
+
+    if busy is Does:
+        with pytest.raises(SystemStopped, match="was stopped"):
+            old.get(timeout=WAIT)
+    else:
+        assert old.get(timeout=WAIT)
+    assert system.wait_idle(WAIT)
+    assert second.request("still there").get(timeout=WAIT) == "still there"
+    system.check()
+
+
+def test_a_behaviour_may_forget_its_own_agent(open_system: OpenSystem) -> None:
+    system = open_system(store=False, deterministic=True)
+    agent = system.spawn("agent", behaviour=Does())
+
+    async def forgets(me: AgentBehaviour) -> None:
+        await me.run_blocking(system.forget, "agent")
+
+    agent.request(forgets).get(timeout=WAIT)
+
+    assert system.wait_idle(WAIT)
+    assert system.find("agent") is None
+    assert system.spawn("agent", behaviour=Echo()).request("new").get(timeout=WAIT) == "new"
