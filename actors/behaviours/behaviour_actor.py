@@ -275,7 +275,11 @@ class BehaviourActor(SystemActor):
             forget_own(self._agent, left).on_done(lambda _: send(self.actor_ref, message))
             return
         self._supervisor.restarted(self._agent.agent_id)
-        self._behaviour = self._made()
+        try:
+            self._behaviour = self._made()
+        except BaseException as error:
+            self._fail(message.run, error)
+            return
         self._begin(message.run, self._behaviour.on_start)
 
     def _made(self) -> AgentBehaviour:

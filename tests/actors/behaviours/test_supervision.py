@@ -178,6 +178,25 @@ def test_too_many_failures_end_a_behaviour(system: AgentSystem) -> None:
     assert agent.ask([1], sampling=SHORT).get(timeout=WAIT).token_ids
 
 
+@pytest.mark.parametrize(("raises", "faults"), [(1, 2), (9, 4)])
+def test_what_cannot_be_made_anew_is_one_more_failure(
+    system: AgentSystem, raises: int, faults: int
+) -> None:
+    makes: Any = iter([Fragile, *[lambda: 1 / 0] * raises, Fragile])
+    supervision = Supervision("restart", backoff=0, most=3)
+    agent = system.spawn("a", behaviour=lambda: next(makes)(), supervision=supervision)
+
+    with system.trace() as recorder:
+        fail(agent, ValueError("mine"))
+        assert system.wait_idle(WAIT)
+
+    assert [type(event).__name__ for event in recorder.events].count("Fault") == faults
+    if raises == 1:
+        assert agent.request("x").get(timeout=WAIT) == 1
+    else:
+        assert isinstance(system.watch("a").get(timeout=WAIT).cause, ZeroDivisionError)
+
+
 def test_the_pause_grows_and_old_failures_are_forgotten() -> None:
     restarts = Restarts(Supervision("restart", backoff=1, longest_backoff=3, most=3, window=10))
 
