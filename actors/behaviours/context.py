@@ -1,11 +1,10 @@
 """Context: what a behaviour's methods do in a running system. Called on its actor's thread."""
 
-import functools
 import sys
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from kvactors.actors.agents.handle import Agent, agent_named
 from kvactors.actors.behaviours.forgetting import left_by
@@ -26,6 +25,8 @@ __all__ = [
     "check_broadcast",
     "with_choices",
 ]
+
+T = TypeVar("T")
 
 
 class Scheduled:
@@ -67,20 +68,17 @@ class Services(Protocol):
 
 class Context:
     """One `agent`'s side of the messages, which `router` delivers; `services` are what it needs
-    besides. `turns` counts the turns that its behaviour asked for, those that were refused too;
-    `reentrant` is what the behaviour says of itself; `left` takes a future of what each turn leaves
-    in the agent's memory, where a restart is to forget that."""
+    besides. `reentrant` is what the behaviour says of itself; `left` takes a future of what each
+    turn leaves in the agent's memory, where a restart is to forget that."""
 
     def __init__(self, agent: Agent, router: MessageRouter, services: Services) -> None:
         self.agent = agent
         self.reentrant = False
-        self.turns = 0
         self.left: list[ReplyFuture[Any]] | None = None
         self.router = router
         self._services = services
         # Whether each is for good.
         self._scheduled: dict[Scheduled, bool] = {}
-        self._sent = self._asked = 0
         self._closed = False
 
     def think(
@@ -99,12 +97,7 @@ class Context:
             answers = with_choices(sampling, choices)
             return self.agent.ask(prompt, sampling=answers, timeout=timeout, **options)
 
-        future = self._turn(ask)
-        journal, number = self.router.journal, self.turns
-        if journal is not None:
-            note = functools.partial(journal.turn, self.agent.agent_id, number)
-            future.on_done(self._noted("turn", number, note))
-        return future
+        return self._turn(ask)
 
     def observe(self, text: str, role: str) -> ReplyFuture[Reply]:
         """A turn without an answer."""
@@ -112,7 +105,7 @@ class Context:
 
     def rewind(self, turns: int | None, to_token: int | None) -> ReplyFuture[Rewound]:
         """Forget."""
-        return self.agent.rewind(turns, to_token=to_token)
+        return self._noted("rewind", lambda: self.agent.rewind(turns, to_token=to_token))
 
     def send(self, to: str | Agent, message: Any) -> ReplyFuture[None]:
         """A message to one agent."""
@@ -124,13 +117,7 @@ class Context:
         """A `message` `to` an agent, its answer within `timeout` seconds. Raises InvalidInput."""
         name = check_ask(self, to, timeout)
         self._sending(name, message)
-        self._asked += 1
-        future = self.router.ask(name, message, self.agent, timeout)
-        journal, number = self.router.journal, self._asked
-        if journal is not None:
-            note = functools.partial(journal.answer, self.agent.agent_id, number)
-            future.on_done(self._noted("answer", number, note))
-        return future
+        return self._noted("answer", lambda: self.router.ask(name, message, self.agent, timeout))
 
     def broadcast(self, message: Any, to: Iterable[str | Agent] | None) -> ReplyFuture[None]:
         """A message to several. Raises InvalidInput for one agent: its name has letters."""
@@ -228,38 +215,30 @@ class Context:
         return self._services.run_blocking(self.agent.agent_id, lambda: function(*args))
 
     def _turn(self, ask: Callable[[], ReplyFuture[Reply]]) -> ReplyFuture[Reply]:
-        """What `ask` gives. Where it is refused at once the journal says so: a replay has no model
-        that could refuse it, nor others that wait."""
-        self.turns += 1
-        try:
-            future = ask()
-        except Exception as error:
-            if (journal := self.router.journal) is not None:
-                journal.failed(self.agent.agent_id, "turn", self.turns, error, at_once=True)
-            raise
+        """What `ask` gives."""
+        future = self._noted("turn", ask)
         if self.left is not None:
             self.left.append(left_by(self.agent, future))
         return future
 
     def _sending(self, to: str, message: Any) -> None:
-        self._sent += 1
-        if self.router.journal is not None:
-            self.router.journal.sent(self.agent.agent_id, self._sent, to, message)
+        if (journal := self.router.journal) is not None:
+            journal.sent(self.agent.agent_id, to, message)
 
-    def _noted(
-        self, of: str, number: int, note: Callable[[Any], None]
-    ) -> Callable[[ReplyFuture[Any]], None]:
-        """A callback that writes into the journal how a turn or an answer ended."""
+    def _noted(self, of: str, ask: Callable[[], ReplyFuture[T]]) -> ReplyFuture[T]:
+        """What `ask` gives; the journal says how it ended. Where it is refused at once that says
+        so: a replay has no model that could refuse it, nor others that wait."""
         journal, agent_id = self.router.journal, self.agent.agent_id
-        assert journal is not None
-
-        def ended(future: ReplyFuture[Any]) -> None:
-            if future.error is None:
-                note(future.get())
-            else:
-                journal.failed(agent_id, of, number, future.error)
-
-        return ended
+        if journal is None:
+            return ask()
+        number = journal.next(agent_id, of)
+        try:
+            future = ask()
+        except Exception as error:
+            journal.failed(agent_id, of, number, error, at_once=True)
+            raise
+        future.on_done(lambda done: journal.ended(agent_id, of, number, done))
+        return future
 
 
 def with_choices(sampling: Sampling | None, choices: tuple[str, ...]) -> Sampling | None:

@@ -4,18 +4,23 @@ A file of msgpack maps, appended in the order of time. `at` is in seconds since 
 
     {"kind": "message", "at", "agent", "sender", "message"}     an agent begins to handle it
     {"kind": "turn", "at", "agent", "number", "text", "token_ids", "finish_reason", "scores"}
+                                what was observed is one, too
+    {"kind": "rewind", "at", "agent", "number", "turns", "tokens"}  what was left
     {"kind": "answer", "at", "agent", "number", "value"}        of the number-th `ask`
-    {"kind": "failed", "at", "agent", "of", "number", "error", "text", "at_once"}  a turn or answer
+    {"kind": "failed", "at", "agent", "of", "number", "error", "text", "at_once"}  one of these
                                 instead; `at_once`: it was refused, there was no future
     {"kind": "sent", "at", "agent", "number", "to", "message"}  the number-th thing it sent
 
+Each kind of an agent is numbered through, also where its behaviour has ended and it was given
+another one.
 Values of msgpack stand as they are; others are maps of one key that names the kind. Classes are
 named, never imported from the file: whoever reads it says which may be made.
 """
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -23,7 +28,8 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 
-from kvactors.actors.turns.reply import Reply
+from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.turns.reply import Reply, Rewound
 from kvactors.core.errors import InvalidConfig, InvalidInput
 
 __all__ = ["Journal", "pack", "read_journal", "unpack"]
@@ -43,38 +49,37 @@ class Journal:
             raise InvalidConfig(f"no journal can be made at {path}: {error.strerror}") from error
         self._lock = threading.Lock()
         self._begin = time.monotonic()
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def next(self, agent_id: str, of: str) -> int:
+        """The number of what `agent_id` begins now: a turn, a rewind or whatever it is `of`."""
+        with self._lock:
+            self._counts[agent_id, of] += 1
+            return self._counts[agent_id, of]
 
     def message(self, agent_id: str, sender: str | None, message: Any) -> None:
         """The agent `agent_id` begins to handle a `message` of `sender`."""
         self._write("message", agent_id, sender=sender, message=pack(message))
 
-    def turn(self, agent_id: str, number: int, reply: Reply) -> None:
-        """Turn `number` that the behaviour of `agent_id` took ended with this `reply`."""
-        self._write(
-            "turn",
-            agent_id,
-            number=number,
-            text=reply.text,
-            token_ids=list(reply.token_ids),
-            finish_reason=reply.finish_reason,
-            scores=None if reply.scores is None else dict(reply.scores),
-        )
-
-    def answer(self, agent_id: str, number: int, value: Any) -> None:
-        """Another agent answered question `number` of `agent_id` with `value`."""
-        self._write("answer", agent_id, number=number, value=pack(value))
+    def ended(self, agent_id: str, of: str, number: int, future: ReplyFuture[Any]) -> None:
+        """What `agent_id` began, `of` this kind and `number`, ended as this `future` did."""
+        if future.error is not None:
+            self.failed(agent_id, of, number, future.error)
+        else:
+            self._write(of, agent_id, number=number, **_VALUES[of](future.get()))
 
     def failed(
         self, agent_id: str, of: str, number: int, error: BaseException, *, at_once: bool = False
     ) -> None:
-        """A turn or an answer (`of`), the one of this `number`, ended for `agent_id` with an
-        `error`; `at_once`: it was refused."""
+        """What `agent_id` began, `of` this kind and `number`, ended with an `error`; `at_once`: it
+        was refused."""
         name, text = type(error).__name__, str(error)
         values = {"of": of, "number": number, "error": name, "text": text, "at_once": at_once}
         self._write("failed", agent_id, **values)
 
-    def sent(self, agent_id: str, number: int, to: str, message: Any) -> None:
-        """`agent_id` sent its `message` of this `number` `to` an agent or a topic."""
+    def sent(self, agent_id: str, to: str, message: Any) -> None:
+        """`agent_id` sent a `message` `to` an agent or a topic."""
+        number = self.next(agent_id, "sent")
         self._write("sent", agent_id, number=number, to=to, message=pack(message))
 
     def close(self) -> None:
@@ -88,6 +93,30 @@ class Journal:
         with self._lock:
             if not self._file.closed:
                 self._file.write(frame)
+
+
+def _of_turn(reply: Reply) -> dict[str, Any]:
+    return {
+        "text": reply.text,
+        "token_ids": list(reply.token_ids),
+        "finish_reason": reply.finish_reason,
+        "scores": None if reply.scores is None else dict(reply.scores),
+    }
+
+
+def _of_rewind(rewound: Rewound) -> dict[str, Any]:
+    return {"turns": rewound.turns, "tokens": rewound.tokens}
+
+
+def _of_answer(value: Any) -> dict[str, Any]:
+    return {"value": pack(value)}
+
+
+_VALUES: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    "turn": _of_turn,
+    "rewind": _of_rewind,
+    "answer": _of_answer,
+}
 
 
 def read_journal(path: str | Path) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,9 @@ a system its turns are those of the journal; with one they are taken again and c
 """
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,8 +19,8 @@ from kvactors.actors.agents.handle import Agent, agent_named
 from kvactors.actors.behaviours.behaviour import AgentBehaviour
 from kvactors.actors.behaviours.context import Scheduled, check_ask, check_broadcast, with_choices
 from kvactors.actors.behaviours.journal import pack, read_journal, unpack
-from kvactors.actors.runtime.futures import ReplyFuture
-from kvactors.actors.turns.checks import check_path, check_rewind, check_topic
+from kvactors.actors.runtime.futures import ReplyFuture, next_awaited
+from kvactors.actors.turns.checks import check_path, check_topic
 from kvactors.core import errors as of_core
 from kvactors.core.errors import InvalidInput, KvactorsError
 
@@ -95,8 +97,9 @@ def _run(call: Callable[[], Any]) -> None:
     if inspect.iscoroutine(work):
         try:
             while True:
-                future = work.send(None)
-                future.get()
+                future = next_awaited(work)
+                with suppress(Exception):  # It is raised where the behaviour awaits it.
+                    future.get()
         except StopIteration:
             pass
 
@@ -116,59 +119,71 @@ class _Recorded:
         self.agent: Any = spawned or SimpleNamespace(agent_id=agent_id)
         self._live = spawned is not None
         self.reentrant = False
-        self.turns = self._asked = self._answers = self._sent = 0
+        self.turns = 0
+        self._counts: Counter[str] = Counter()
         self._types = types
         self._differences = differences
         self._records = {(r.get("of", r["kind"]), r.get("number")): r for r in records}
         self._expected = sum(record["kind"] == "sent" for record in records)
 
     def think(self, prompt: Any, choices: Any, sampling: Any, timeout: Any, options: Any) -> Any:
-        recorded = self._turn() or self._record("turn", self._asked)
-        if recorded["kind"] == "failed":
-            return _failed(recorded)
-        if not self._live:
-            names = ("text", "token_ids", "finish_reason", "scores")
-            return _done(SimpleNamespace(**{name: recorded[name] for name in names}))
-        sampling = with_choices(sampling, choices)
-        reply = self.agent.ask(prompt, sampling=sampling, timeout=timeout, **options).get()
-        self._compare(f"turn {self._asked}", recorded["text"], reply.text)
-        return _done(reply)
+        def ask() -> ReplyFuture[Any]:
+            answers = with_choices(sampling, choices)
+            reply = self.agent.ask(prompt, sampling=answers, timeout=timeout, **options).get()
+            number = self._counts["turn"]
+            self._compare(f"turn {number}", self._records["turn", number]["text"], reply.text)
+            return _done(reply)
+
+        return self._turn(ask)
 
     def observe(self, text: str, role: str) -> Any:
-        self._turn()
-        return self.agent.observe(text, role) if self._live else _done(None)
+        return self._turn(lambda: self.agent.observe(text, role))
 
-    def _turn(self) -> dict[str, Any] | None:
-        """What the journal has of the next turn: nothing of what was observed. Raises what refused
-        it."""
-        self._asked += 1
-        recorded = self._records.get(("turn", self._asked))
-        if recorded is not None and recorded.get("at_once"):
-            raise error_of(recorded["error"], recorded["text"])
+    def _turn(self, ask: Callable[[], ReplyFuture[Any]]) -> Any:
+        future = self._again("turn", ask)
         self.turns += 1
-        return recorded
+        return future
 
     def rewind(self, turns: Any, to_token: Any) -> Any:
-        check_rewind(turns, to_token)
-        return self.agent.rewind(turns, to_token=to_token) if self._live else _done(None)
+        return self._again("rewind", lambda: self.agent.rewind(turns, to_token=to_token))
+
+    def _again(self, kind: str, ask: Callable[[], ReplyFuture[Any]] | None) -> Any:
+        """What the journal has of the next one of this `kind`, or what `ask` gives, if there is a
+        system that can be asked. Raises what refused it."""
+        number = self._next(kind)
+        recorded = self._records.get((kind, number))
+        if recorded is None:
+            missing = f"the journal has no {kind} {number} of {self.agent.agent_id!r}"
+            return _failed(InvalidInput(missing))
+        if recorded["kind"] != "failed":
+            return _done(self._value(recorded)) if ask is None or not self._live else ask()
+        error = error_of(recorded["error"], recorded["text"])
+        if recorded["at_once"]:
+            raise error
+        return _failed(error)
+
+    def _value(self, recorded: dict[str, Any]) -> Any:
+        if recorded["kind"] == "answer":
+            return unpack(recorded["value"], self._types)
+        return SimpleNamespace(**recorded)
+
+    def _next(self, kind: str) -> int:
+        self._counts[kind] += 1
+        return self._counts[kind]
 
     def send(self, to: Any, message: Any) -> Any:
         return self._sending(agent_named(to), message)
 
     def _sending(self, name: str, message: Any) -> Any:
-        self._sent += 1
-        recorded = self._records.get(("sent", self._sent), {"to": None, "message": None})
+        number = self._next("sent")
+        recorded = self._records.get(("sent", number), {"to": None, "message": None})
         was, now = (recorded["to"], recorded["message"]), (name, pack(message))
-        self._compare(f"message {self._sent}", was, now)
+        self._compare(f"message {number}", was, now)
         return _done(None)
 
     def ask(self, to: Any, message: Any, timeout: Any) -> Any:
         self._sending(check_ask(self, to, timeout), message)
-        self._answers += 1
-        recorded = self._record("answer", self._answers)
-        if recorded["kind"] == "failed":
-            return _failed(recorded)
-        return _done(unpack(recorded["value"], self._types))
+        return self._again("answer", None)
 
     def broadcast(self, message: Any, to: Any) -> Any:
         names = check_broadcast(to)
@@ -195,14 +210,8 @@ class _Recorded:
         return _done(SimpleNamespace(agent_id=agent_id))
 
     def finish(self) -> None:
-        if self._sent < self._expected:
-            self._compare("messages sent", self._expected, self._sent)
-
-    def _record(self, kind: str, number: int) -> dict[str, Any]:
-        found = self._records.get((kind, number))
-        if found is None:
-            raise InvalidInput(f"the journal has no {kind} {number} of {self.agent.agent_id!r}")
-        return found
+        if (sent := self._counts["sent"]) < self._expected:
+            self._compare("messages sent", self._expected, sent)
 
     def _compare(self, what: str, was: Any, now: Any) -> None:
         if was != now:
@@ -215,10 +224,10 @@ def _done(value: Any) -> ReplyFuture[Any]:
     return future
 
 
-def _failed(recorded: Mapping[str, Any]) -> ReplyFuture[Any]:
+def _failed(error: KvactorsError) -> ReplyFuture[Any]:
     """What failed then fails again."""
     future: ReplyFuture[Any] = ReplyFuture()
-    future.reject(error_of(recorded["error"], recorded["text"]))
+    future.reject(error)
     return future
 
 

@@ -273,3 +273,26 @@ def test_a_replay_ends_with_the_error_behind_which_a_behaviour_was_made_anew(
     with pytest.raises(LookupError, match="fail"):
         replay(tmp_path / "journal", {"a": Failing()})
     assert told == ["before", "fail"]
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_behaviour_that_was_given_again_is_told_what_it_was_told_then(
+    open_system: Callable[..., AgentSystem], tmp_path: Path, forgotten: bool
+) -> None:
+    system = open_system(store=False, journal=tmp_path / "journal")
+    system.spawn("bank", behaviour=Bank())
+    seller = system.spawn("seller", behaviour=Seller())
+    for _ in range(2):
+        system.spawn("buyer", behaviour=Buyer())
+        seller.deliver("start")
+        assert system.wait_idle(WAIT)
+        if forgotten:
+            system.forget("buyer")
+        else:
+            system.parts.behaviours.stop("buyer")
+            system.watch("buyer").get(timeout=WAIT)
+    system.stop()
+
+    again = replay(tmp_path / "journal", {"buyer": Buyer()}, types=[Offer])
+
+    assert (again.messages, again.turns, again.differences) == (6, 6, ())

@@ -15,6 +15,7 @@ from kvactors.actors import (
     AgentSystem,
     InvalidInput,
     LanePolicy,
+    RewindOutOfRange,
     Sampling,
     Supervision,
     TurnTimeout,
@@ -227,3 +228,53 @@ def test_a_replay_knows_what_was_observed_what_failed_and_what_a_timer_sent(
     for model in (None, open_system(store=False)):
         again = replay(journal, {"careful": Careful()}, system=model)
         assert (again.messages, again.turns, again.differences) == (2, 3, ())
+
+
+class Forgetful(AgentBehaviour):
+    """Takes back so many turns, of the two that it knows, and says what came of it."""
+
+    def __init__(self, turns: int) -> None:
+        self.turns = turns
+
+    async def on_message(self, message: Any, sender: Agent | None) -> str:
+        await self.think([1, 2], sampling=SHORT)
+        seen = await self.observe("noted")
+        try:
+            left = await self.rewind(self.turns)
+        except RewindOutOfRange as error:
+            said = str(error)
+        else:
+            said = f"{seen.finish_reason}, {left.turns} turns, {left.tokens} tokens"
+        await self.send("echo", said)
+        return said
+
+
+@pytest.mark.parametrize("turns", [1, 5])
+def test_a_replay_gives_back_what_was_left_or_why_nothing_was_taken_back(
+    open_system: OpenSystem, tmp_path: Path, turns: int
+) -> None:
+    journal = tmp_path / "journal"
+    system = open_system(store=False, journal=journal)
+    system.spawn("echo", behaviour=Echo())
+    agent = system.spawn("forgetful", behaviour=Forgetful(turns))
+    said = agent.request("go").get(timeout=WAIT)
+    assert system.wait_idle(WAIT)
+    system.stop()
+
+    for model in (None, open_system(store=False)):
+        again = replay(journal, {"forgetful": Forgetful(turns)}, system=model)
+        assert (again.turns, again.differences) == (2, ()), said
+
+
+def test_a_rewind_that_fails_only_in_the_replay_fails_where_it_is_awaited(
+    open_system: OpenSystem, tmp_path: Path
+) -> None:
+    journal = tmp_path / "journal"
+    system = open_system(store=False, journal=journal)
+    system.spawn("forgetful", behaviour=Forgetful(1)).request("go").get(timeout=WAIT)
+    system.stop()
+
+    again = replay(journal, {"forgetful": Forgetful(5)}, system=open_system(store=False))
+
+    [difference] = again.differences
+    assert "message 1" in difference
