@@ -91,9 +91,9 @@ class AgentActor(SystemActor):
 
     @handles(Ask)
     def _begin(self, ask: Ask) -> None:
-        cancelled, self._cancel_before = ask.ticket.serial < self._cancel_before, 0
         if ask.ticket.reply.done:
             return
+        cancelled, self._cancel_before = ask.ticket.serial < self._cancel_before, 0
         answer = self.transcript.answered.get(ask.turn.request_id)
         if answer is not None:
             answer_again(ask, answer, self.transcript.chat, self.services)

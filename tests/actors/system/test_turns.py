@@ -10,6 +10,7 @@ import pytest
 from makers import OpenSystem
 
 from kvactors.actors import AgentSystem, Sampling, TurnFailed, TurnTimeout
+from kvactors.actors.runtime.deterministic import VirtualTimer
 from kvactors.core.errors import KvactorsError, SystemStopped
 from kvactors.core.testing.models import Faulty, PlainTokenizer, grid, snap_to_grid, tiny_model
 
@@ -79,6 +80,25 @@ def test_cancel_keeps_what_was_decoded(open_system: OpenSystem) -> None:
     assert reply.finish_reason == "cancelled"
     assert alice.transcript().token_ids[-len(reply.token_ids) :] == reply.token_ids
     assert alice.ask("go on", sampling=SHORT).get(timeout=WAIT).cache == "hot"
+
+
+def test_a_cancel_is_for_the_first_turn_that_has_not_expired_by_then(
+    open_system: OpenSystem,
+) -> None:
+    timer = VirtualTimer()
+    system = open_system(store=False, timer=timer)
+    alice, agents = system.spawn("alice"), system.parts.agents
+    assert all(paused.get(timeout=WAIT) for paused in agents.pause())
+    expired = alice.ask("one", timeout=1)
+    waiting = alice.ask("two", sampling=Sampling(max_tokens=2000))
+    timer.let_pass(2)
+    with pytest.raises(TurnTimeout):
+        expired.get(timeout=WAIT)
+
+    alice.cancel()
+    agents.resume(system.info)
+
+    assert waiting.get(timeout=WAIT).finish_reason == "cancelled"
 
 
 def test_observed_text_is_remembered_and_prefilled_without_an_answer(
