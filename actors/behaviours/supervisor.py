@@ -102,6 +102,11 @@ class BehaviourSupervisor:
                 f"agent {agent_id!r} has a behaviour, whose state would be lost: stop that first"
             )
 
+    def set_lane(self, agent_id: str, lane: LanePolicy) -> None:
+        """Let a `lane` say how many messages may wait for an agent's behaviour, if it has one."""
+        if (actor := self.router.receiver(agent_id)) is not None:
+            actor.actor_inbox.lane = lane
+
     def context(self, agent: Agent) -> Context:
         """What a behaviour of `agent` acts through."""
         return Context(agent, self.router, self)

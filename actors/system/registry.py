@@ -135,8 +135,7 @@ class AgentRegistry:
             agent = self._fork(agent_id, from_, context_policy, wait=wait)
         else:
             agent = self._spawn(agent_id, system_prompt, context_policy)
-        inbox = agent.actor.actor_inbox
-        lane = prompt_lane or inbox.lane
+        lane = prompt_lane or agent.actor.actor_inbox.lane
         if behaviour is not None:
             policy = supervision or Supervision()
             try:
@@ -148,7 +147,8 @@ class AgentRegistry:
             if agent.actor.deactivated:  # Meanwhile.
                 self._behaviours.stop(agent_id)
                 raise gone(agent_id, deactivated=True)
-        inbox.lane = lane
+        agent.actor.actor_inbox.lane = lane
+        self._behaviours.set_lane(agent_id, lane)
         return agent.handle
 
     def find(self, agent_id: str) -> Agent | None:

@@ -7,12 +7,13 @@ from functools import partial
 from typing import Any
 
 import pytest
-from behaviours import Echo
+from behaviours import Does, Echo
 from makers import OpenSystem
 
 from kvactors.actors import (
     AdmissionFull,
     Agent,
+    AgentBehaviour,
     AgentSystem,
     InvalidInput,
     LanePolicy,
@@ -212,6 +213,30 @@ def test_an_agents_lane_holds_what_its_policy_says(open_system: OpenSystem, when
         assert future.get(timeout=WAIT).token_ids
     assert system.wait_idle(WAIT)
     system.check()
+
+
+def test_a_lane_that_is_set_later_holds_for_the_messages_of_a_behaviour_too(
+    open_system: OpenSystem,
+) -> None:
+    held = FaultyModel(seed=3)
+    system = open_system(held, store=False)
+    _, gate = hold(system, held)
+    does = system.spawn("does", behaviour=Does())
+    system.spawn("does", prompt_lane=LanePolicy(1))
+    entered = threading.Event()
+
+    async def thinks(me: AgentBehaviour) -> None:
+        entered.set()
+        await me.think([1], sampling=SHORT)
+
+    does.deliver(thinks)
+    assert entered.wait(WAIT)
+    _, full = (does.deliver(thinks) for _ in range(2))
+    gate.set()
+
+    with pytest.raises(MailboxFull, match="1 prompts wait"):
+        full.get(timeout=WAIT)
+    assert system.wait_idle(WAIT)
 
 
 def test_after_any_mix_nothing_is_left(open_system: OpenSystem) -> None:
