@@ -109,7 +109,7 @@ class Agent:
         below 0 leaves a place free for the others.
         A turn with a `request_id` (1 to 200 characters) is taken once: where the agent's ledger has
         a turn of this id, its answer is given again (`reply.recorded`).
-        Prompts to one agent are answered in order. Raises InvalidInput, MailboxFull,
+        Prompts to one agent are answered in order. Raises InvalidInput, MailboxFull, SaveQueueFull,
         SystemStopped or EngineDied at once; the future raises InvalidInput, ContextExceeded,
         MemoryExceeded, AdmissionFull or TurnFailed.
         """
@@ -216,8 +216,9 @@ class Agent:
         turn that it cuts keeps the part of its text that its tokens stand for. Happens in
         order with prompts, and moves no bytes: the ledger records it, the next turn uses what
         is left of the cache. With a `request_id` it is done once however often it is asked: then
-        it is answered with what is left by now. Raises InvalidInput or SystemStopped at once; the
-        future raises RewindOutOfRange if less than that is remembered, and nothing is forgotten.
+        it is answered with what is left by now. Raises at once what a prompt does: InvalidInput,
+        MailboxFull, SaveQueueFull, SystemStopped or EngineDied; the future raises RewindOutOfRange
+        if less than that is remembered, and nothing is forgotten.
         """
         count, kept = check_rewind(turns, to_token)
         named = check_request_id(request_id)

@@ -44,8 +44,8 @@ class Residency:
         the policy and lane that `spawn` is given then. A handle of before raises SystemStopped. One
         that is not in memory already stays as it is. Raises, and leaves it in memory: TurnTimeout
         if its turns take longer than `timeout` seconds, SaveFailed if the disk refuses some,
-        InvalidInput if it has a behaviour, InvalidConfig without a store; SystemStopped,
-        BlockingCall inside an actor.
+        InvalidInput if it has a behaviour, InvalidConfig without a store; MailboxFull,
+        SaveQueueFull, EngineDied as a prompt; SystemStopped, BlockingCall inside an actor.
         """
         check_id(agent_id)
         seconds, _ = check_turn(None, timeout)

@@ -9,7 +9,15 @@ import pytest
 from conversations import answered, as_if_told_at_once, ask
 from makers import OpenSystem
 
-from kvactors.actors import Agent, AgentSystem, RewindOutOfRange, Sampling
+from kvactors.actors import (
+    Agent,
+    AgentSystem,
+    LanePolicy,
+    MailboxFull,
+    RewindOutOfRange,
+    Sampling,
+)
+from kvactors.actors.testing import FaultyModel
 from kvactors.core.conversation.hashing import common_prefix
 from kvactors.core.errors import InvalidInput
 from kvactors.core.testing.models import Faulty, PlainTokenizer, snap_to_grid, tiny_model
@@ -202,3 +210,30 @@ def test_what_a_rewound_agent_was_told_instead_is_warm_after_a_restart(
 
     assert (reply.cache, reply.token_ids) == ("warm", expected.token_ids)
     assert reply.usage.reused_tokens == known - 1
+
+
+def test_who_rewinds_forks_or_deactivates_finds_no_room_in_a_full_lane_either(
+    open_system: OpenSystem,
+) -> None:
+    model = FaultyModel()
+    system = open_system(model)
+    alice, gate = system.spawn("alice", prompt_lane=LanePolicy(1)), model.hold()
+    alice.ask([1], sampling=SHORT)
+    assert model.reached.wait(WAIT)
+    waiting = alice.ask([2], sampling=SHORT)
+    refused = []
+
+    for act in (
+        alice.rewind,
+        lambda: system.spawn("kid", from_=alice),
+        lambda: system.deactivate("alice"),
+    ):
+        try:
+            act()
+        except MailboxFull as error:
+            refused.append(str(error))
+    gate.set()
+
+    assert len(refused) == 3
+    assert waiting.get(timeout=WAIT).token_ids
+    assert [agent.agent_id for agent in system.agents()] == ["alice"]
