@@ -193,7 +193,7 @@ class Checks:
         if is_empty(expect):
             raise self._make((*here, "expect"), EMPTY)
         known_now = expect is not None and not any(map(dynamic, (expect, *choices)))
-        if known_now and not may_be_right(expect, choices, probe.match):
+        if known_now and not may_be_right(expect, choices, probe.matching):
             known = nearest(str(expect), choices)
             raise self._make((*here, "expect"), f"{expect!r} is none of the choices: {known}")
 

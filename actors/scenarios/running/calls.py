@@ -42,7 +42,7 @@ def _probe(words: ProbeWords, names: dict[str, Any]) -> Call:
     choices = tuple(_filled(choice, names) for choice in words.choices)
     if is_empty(expected):
         raise InvalidScenario(EMPTY)
-    if not may_be_right(expected, choices, words.match):
+    if not may_be_right(expected, choices, words.matching):
         raise InvalidScenario(f"{expected!r} is none of the choices {', '.join(choices)}")
     return Call(_filled(words.ask, names), choices, expected)
 

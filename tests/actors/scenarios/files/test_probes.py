@@ -66,8 +66,8 @@ def test_a_probe_may_quote_what_is_there_when_it_is_asked(write: Write) -> None:
         ),
         (
             "expect: green",
-            "match: exact\n    expect: gree",
-            "16: probes.0.expect: 'gree' is none of the choices: did you mean 'green'?",
+            "expect: gree",
+            "15: probes.0.expect: 'gree' is none of the choices: did you mean 'green'?",
         ),
         ("    expect:", "    each: '[heard]'\n    expect:", "nothing is called 'heard'"),
         ("expect: green", "expect: ' '", "15: probes.0.expect: what is expected is empty"),
@@ -112,3 +112,21 @@ def test_a_probe_that_expects_nothing_fails_and_counts_as_no_answer(
     assert [(turn.agent, turn.right) for turn in probes] == [("bob", True), ("bob", True)]
     assert [failure.agent for failure in run.failures] == ["anna", "anna"]
     assert "what is expected is empty" in run.failures[0].text
+
+
+@pytest.mark.parametrize(("match", "right"), [("", [False, True]), ("contains", [True, True])])
+def test_of_several_choices_the_one_that_is_expected_is_right(
+    play: Callable[..., Any], match: str, right: list[bool]
+) -> None:
+    text = TALK.replace("[green, black]", "[green, GREEN]").replace(
+        "expect: green", "each: \"['green', 'GREEN']\"\n    expect: '{{ item }}'"
+    )
+    text += f"    match: {match}\n" if match else ""
+
+    run = play(text).run()
+
+    probes = [turn for turn in run.turns if turn.verb == "probe"]
+    found = [
+        sorted(turn.right for turn in probes if turn.agent == name) for name in ("anna", "bob")
+    ]
+    assert found == [sorted(right * (len(probes) // 4))] * 2
