@@ -23,9 +23,10 @@ from kvactors.actors.behaviours.runs import (
     Resume,
     Run,
     StopBehaviour,
+    next_awaited,
 )
 from kvactors.actors.runtime.dispatcher import SystemActor, handles, send
-from kvactors.actors.runtime.futures import ReplyFuture, all_of, next_awaited
+from kvactors.actors.runtime.futures import ReplyFuture, all_of
 from kvactors.actors.runtime.supervision import Restarts, Supervision
 from kvactors.actors.runtime.waits import Answer, Waiter, run_as
 from kvactors.core.errors import BehaviourFailed, InvalidConfig, SystemStopped

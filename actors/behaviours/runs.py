@@ -8,7 +8,7 @@ from kvactors.actors.behaviours.mail import Deliver
 from kvactors.actors.behaviours.router import MessageRouter
 from kvactors.actors.runtime.futures import ReplyFuture
 
-__all__ = ["ChildFailed", "GivenUp", "Restart", "Resume", "Run", "StopBehaviour"]
+__all__ = ["ChildFailed", "GivenUp", "Restart", "Resume", "Run", "StopBehaviour", "next_awaited"]
 
 
 class GivenUp(BaseException):
@@ -63,3 +63,19 @@ class StopBehaviour:
     def reject(self, _error: BaseException | None = None) -> None:
         """It has ended already."""
         self.router.outstanding.end_work()
+
+
+def next_awaited(
+    work: Coroutine[Any, Any, Any], error: BaseException | None = None
+) -> ReplyFuture[Any]:
+    """Let the coroutine of a behaviour go on, with this `error` where it waits if there is one,
+    until it awaits a future, which is the result, or ends. Raises what it raises."""
+    awaited = work.send(None) if error is None else work.throw(error)
+    while not isinstance(awaited, ReplyFuture):
+        awaited = work.throw(
+            TypeError(
+                "a behaviour awaits the futures of its own methods, of agents and of "
+                "run_blocking(), nothing of asyncio"
+            )
+        )
+    return awaited

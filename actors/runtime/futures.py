@@ -1,17 +1,17 @@
 """Futures that settle exactly once, refuse to block a pool thread, and can be awaited."""
 
-import logging
+import functools
 import queue
 import sys
 import threading
-from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pykka import Future, Timeout
 
 from kvactors.actors.runtime.blocking import check_may_block, drive, resting, running_loop
+from kvactors.actors.runtime.callbacks import call_back
 from kvactors.core.errors import InvalidInput, KvactorsError, SystemStopped
 from kvactors.core.numbers import number
 
@@ -22,13 +22,13 @@ __all__ = [
     "ReplyFuture",
     "WaitTimeout",
     "all_of",
-    "next_awaited",
     "resolved",
 ]
 
 T = TypeVar("T")
-
-logger = logging.getLogger("kvactors")
+J = TypeVar("J")
+M = TypeVar("M")
+R = TypeVar("R")
 
 
 class WaitTimeout(KvactorsError, Timeout, TimeoutError):
@@ -43,22 +43,33 @@ class _Settled(NamedTuple):
     traceback: TracebackType | None = None
 
 
-class _Calls(threading.local):
-    """Callbacks that this thread is in the middle of, one within the other, and those that wait
-    until it is out of them."""
+class _Source(Future[T]):
+    """What other futures are made of. Whoever settles this one calls the functions, which must be
+    quick; what they raise is the error of the future that they are for."""
 
-    def __init__(self) -> None:
-        self.depth = 0
-        self.draining = False
-        self.later = deque[Callable[[], None]]()
+    @property
+    def hooked(self) -> bool:
+        """Whether only `get` finds out what it is: it is never done."""
+        return self._get_hook is not None
+
+    def map(self, func: Callable[[T], M]) -> "ReplyFuture[M]":
+        """A future of what `func` makes of the value."""
+        return _derived([self], lambda values: func(*values))
+
+    def join(self: Future[Any], *futures: Future[Any]) -> "ReplyFuture[Iterable[Any]]":
+        """A future of the list of this one's value and those of the others."""
+        return _derived([self, *futures], list)
+
+    def filter(self: Future[Iterable[J]], func: Callable[[J], bool]) -> "ReplyFuture[Iterable[J]]":
+        """A future of the list of those items of the value for which `func` is true."""
+        return _derived([self], lambda values: list(filter(func, *values)))
+
+    def reduce(self: Future[Iterable[J]], func: Callable[[R, J], R], *args: R) -> "ReplyFuture[R]":
+        """A future of the value's items reduced to one by `func`, beginning with `args`."""
+        return _derived([self], lambda values: functools.reduce(func, *values, *args))
 
 
-_calls = _Calls()
-# Futures that settle each other, one within the other: each takes some frames of Python's stack.
-MOST_NESTED = 50
-
-
-class ReplyFuture(Future[T]):
+class ReplyFuture(_Source[T]):
     """A pykka future whose settling may race: the first wins, the others are told so.
 
     `get` on a pool thread raises BlockingCall unless the result is there: it would take
@@ -167,7 +178,7 @@ class ReplyFuture(Future[T]):
             self._waited.set()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            self._call(callback)
+            call_back(callback, self)
         return True
 
     def follow(self, other: "ReplyFuture[T]") -> None:
@@ -187,7 +198,7 @@ class ReplyFuture(Future[T]):
             if self._result is None:
                 self._callbacks.append(callback)
                 return
-        self._call(callback)
+        call_back(callback, self)
 
     def __await__(self) -> Generator[Any, Any, T]:
         if not self.done and self._get_hook is None:
@@ -213,25 +224,6 @@ class ReplyFuture(Future[T]):
 
         self.on_done(call_soon)
         return done
-
-    def _call(self, callback: "Callable[[ReplyFuture[T]], object]") -> None:
-        """Who settles a future is not to fail by what others do with it, nor by how many others
-        settle one after the other."""
-        if _calls.depth == MOST_NESTED:
-            _calls.later.append(lambda: self._call(callback))
-            return
-        _calls.depth += 1
-        try:
-            callback(self)
-        except BaseException:
-            logger.exception("a callback of a future raised")
-        finally:
-            _calls.depth -= 1
-        if _calls.later and not _calls.depth and not _calls.draining:
-            _calls.draining = True
-            while _calls.later:
-                _calls.later.popleft()()
-            _calls.draining = False
 
 
 def _late(timeout: float | None) -> WaitTimeout:
@@ -259,12 +251,12 @@ def resolved() -> ReplyFuture[None]:
     return _DONE
 
 
-def all_of(futures: Sequence[ReplyFuture[None]]) -> ReplyFuture[None]:
+def all_of(futures: Sequence[ReplyFuture[Any]]) -> ReplyFuture[None]:
     """Resolves when all have, or fails as the first of them that failed."""
     whole: ReplyFuture[None] = ReplyFuture()
     lock, left = threading.Lock(), len(futures)
 
-    def one_done(future: ReplyFuture[None]) -> None:
+    def one_done(future: ReplyFuture[Any]) -> None:
         nonlocal left
         with lock:
             left -= 1
@@ -279,17 +271,21 @@ def all_of(futures: Sequence[ReplyFuture[None]]) -> ReplyFuture[None]:
     return whole if futures else resolved()
 
 
-def next_awaited(
-    work: Coroutine[Any, Any, Any], error: BaseException | None = None
-) -> ReplyFuture[Any]:
-    """Let the coroutine of a behaviour go on, with this `error` where it waits if there is one,
-    until it awaits a future, which is the result, or ends. Raises what it raises."""
-    awaited = work.send(None) if error is None else work.throw(error)
-    while not isinstance(awaited, ReplyFuture):
-        awaited = work.throw(
-            TypeError(
-                "a behaviour awaits the futures of its own methods, of agents and of "
-                "run_blocking(), nothing of asyncio"
-            )
-        )
-    return awaited
+def _derived(sources: Sequence[Future[Any]], make: Callable[[list[Any]], M]) -> ReplyFuture[M]:
+    """A future of what `make` makes of the values of others."""
+    derived: ReplyFuture[M] = ReplyFuture()
+    ours = [one for one in sources if isinstance(one, ReplyFuture) and not one.hooked]
+
+    def settle(whole: ReplyFuture[None]) -> None:
+        try:
+            whole.get()
+            derived.resolve(make([one.get() for one in ours]))
+        except BaseException as error:
+            derived.reject(error)
+
+    if len(ours) == len(sources):
+        all_of(ours).on_done(settle)
+    else:
+        # One of a stranger does not tell when it is done.
+        derived.set_get_hook(lambda timeout: make([one.get(timeout=timeout) for one in sources]))
+    return derived

@@ -1,9 +1,11 @@
-"""Answers that several messages wait for: who gives up does so for itself alone."""
+"""Answers that several messages wait for: who gives up does so for itself alone; and what is made
+of an answer."""
 
 import threading
 from typing import Any
 
 import pytest
+from behaviours import Echo
 
 from kvactors.actors import (
     Agent,
@@ -89,3 +91,23 @@ def test_what_a_restart_dropped_does_not_keep_others_from_giving_up(system: Agen
 
     assert given_up.wait(WAIT / 4)
     gate.set()
+
+
+@pytest.mark.parametrize("how", ["forwards", "awaits"])
+def test_what_is_made_of_an_answer_is_waited_for_as_the_answer_is(
+    system: AgentSystem, how: str
+) -> None:
+    class Asks(AgentBehaviour):
+        def on_message(self, message: str, sender: Agent | None) -> Any:
+            shouted = self.ask("echo", message).map(str.upper)
+            return shouted if how == "forwards" else self.awaited(shouted)
+
+        async def awaited(self, shouted: Any) -> Any:
+            return await shouted
+
+    system.spawn("echo", behaviour=Echo())
+    asks = system.spawn("asks", behaviour=Asks())
+
+    answer = asks.request("hello").map(lambda text: text + "!").get(timeout=WAIT)
+
+    assert answer == "HELLO!"
