@@ -217,8 +217,9 @@ class AgentActor(SystemActor):
         ticket, transcript = message.ticket, self.transcript
         if ticket.reply.done:
             return
+        known = bool(transcript.turns or transcript.answered)
         try:
-            stored = self.services.fork(self.agent_id, message.child, stored=bool(transcript.turns))
+            stored = self.services.fork(self.agent_id, message.child, stored=known)
         except SystemStopped as error:
             ticket.reject(error)
             return

@@ -135,6 +135,24 @@ def test_a_fork_knows_the_requests_of_its_parent_before_and_after_a_restart(
     assert not own.recorded
 
 
+def test_a_fork_knows_the_requests_of_a_parent_whose_turns_are_all_rewound(
+    open_system: OpenSystem, tmp_path: Path
+) -> None:
+    system = open_system(chat_model, store=tmp_path)
+    alice = system.spawn("alice")
+    once = asked(alice, "hello", "r1")
+    alice.rewind().get(timeout=WAIT)
+    asked(system.spawn("bob", from_=alice), "and on")
+    system.stop(timeout=WAIT)
+    restarted = open_system(chat_model, store=tmp_path).spawn("bob")
+
+    again = asked(restarted, "hello", "r1")
+
+    assert again.recorded
+    assert again.text == once.text
+    assert [turn.text for turn in restarted.transcript().turns][::2] == ["and on"]
+
+
 def test_an_answer_given_again_is_durable_only_when_its_turn_is(
     open_system: OpenSystem, tmp_path: Path
 ) -> None:
