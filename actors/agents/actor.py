@@ -269,10 +269,10 @@ class AgentActor(SystemActor):
 
     @handles(Leave)
     def _leave(self, message: Leave) -> None:
-        if not message.ticket.reply.done:
+        message.ticket.keep_nothing()
+        # Not if who asked was interrupted, were it just then: nobody would take the pause back.
+        if message.ticket.resolve(None):
             self._pause(message.pause)
-            message.ticket.keep_nothing()
-            message.ticket.resolve(None)
 
     @handles(Adopt)
     def _adopt(self, message: Adopt) -> None:

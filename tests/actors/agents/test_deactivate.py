@@ -22,7 +22,11 @@ from kvactors.actors import (
     SystemStopped,
     TurnTimeout,
 )
+from kvactors.actors.runtime.dispatcher import offer
+from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.testing import FailingFiles, FaultyModel
+from kvactors.actors.turns.messages_agent import Leave, Pause
+from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.errors import BlockingCall
 
 SHORT = Sampling(max_tokens=6)
@@ -127,6 +131,20 @@ def test_who_presses_ctrl_c_leaves_the_agent_in_memory(open_system: OpenSystem) 
     assert turn.get(timeout=WAIT).durable.get(timeout=WAIT)
     asked(alice, [3])
     assert system.wait_idle(WAIT)
+
+
+def test_ctrl_c_in_the_moment_in_which_the_agent_leaves_does_not_leave_it_deaf(
+    open_system: OpenSystem,
+) -> None:
+    system = open_system()
+    alice = system.spawn("alice")
+    ticket = Ticket.begin("alice", streamed=False)
+    ticket.durable.on_done(lambda _: ticket.reject(KeyboardInterrupt()))
+
+    offer(system.parts.agents.existing("alice", "").actor, Leave(ticket, Pause(ReplyFuture())))
+
+    asked(alice, [3])
+    assert isinstance(ticket.reply.error, KeyboardInterrupt)
 
 
 def test_an_agent_that_is_given_a_behaviour_while_it_leaves_stays(open_system: OpenSystem) -> None:
