@@ -187,6 +187,10 @@ class BehaviourSupervisor:
             send_stop(actor.actor_ref)
         self._blocking.close()
 
+    def give_up_calls(self) -> None:
+        """Wait for no call of `run_blocking` any more."""
+        self._blocking.give_up()
+
     def check(self) -> None:
         """Prove that only behaviours that run have threads, children, topics and watchers."""
         with self._lock:

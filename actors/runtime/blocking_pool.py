@@ -22,13 +22,14 @@ STOPPED = "the system is stopped"
 class BlockingWork:
     """Each call has a thread for itself, AT_ONCE beside each other. Those that wait for somebody's
     answer are not counted, up to MOST: what they wait for may be a call that has not begun. Each
-    calls `begin` before it counts as accepted, and `end` when it has ended."""
+    calls `begin` before it counts as accepted, and `end` when it has ended, or is given up."""
 
     def __init__(self, begin: Callable[[], object], end: Callable[[], object]) -> None:
         self._begin = begin
         self._end = end
         self._lock = threading.Lock()
         self._queue: deque[tuple[Callable[[], Any], ReplyFuture[Any]]] = deque()
+        self._counted = set[ReplyFuture[Any]]()
         self._threads = self._busy = 0
         self._closed = False
 
@@ -41,6 +42,7 @@ class BlockingWork:
                 future.reject(SystemStopped(STOPPED))
                 return future
             self._begin()
+            self._counted.add(future)
             if not here:
                 self._queue.append((function, future))
         if here:
@@ -55,6 +57,14 @@ class BlockingWork:
         with self._lock:
             self._closed = True
         self._refuse(SystemStopped(STOPPED))
+
+    def give_up(self) -> None:
+        """What runs counts as ended: its thread, a daemon, is left to itself."""
+        with self._lock:
+            left = list(self._counted)
+        for future in left:
+            future.reject(SystemStopped(STOPPED))
+            self._ended(future)
 
     def rests(self) -> None:
         """A thread of a call begins to wait."""
@@ -73,6 +83,14 @@ class BlockingWork:
         except BaseException as error:
             future.reject(error)
         finally:
+            self._ended(future)
+
+    def _ended(self, future: ReplyFuture[Any]) -> None:
+        """A call counts no more, if it did."""
+        with self._lock:
+            counted = future in self._counted
+            self._counted.discard(future)
+        if counted:
             self._end()
 
     def _begin_next(self) -> None:
@@ -82,7 +100,10 @@ class BlockingWork:
             with self._lock:
                 while self._queue and self._busy < AT_ONCE and self._threads < MOST:
                     call = self._queue[0]
-                    threading.Thread(target=self._run, args=call, name="kvactors-blocking").start()
+                    thread = threading.Thread(
+                        target=self._run, args=call, name="kvactors-blocking", daemon=True
+                    )
+                    thread.start()
                     self._queue.popleft()
                     self._threads, self._busy = self._threads + 1, self._busy + 1
         except (RuntimeError, MemoryError) as error:
@@ -97,7 +118,7 @@ class BlockingWork:
             self._queue.clear()
         for _, future in left:
             future.reject(error)
-            self._end()
+            self._ended(future)
 
     def _run(self, function: Callable[[], Any], future: ReplyFuture[Any]) -> None:
         mark_pool_thread(shared=False)

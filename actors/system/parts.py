@@ -199,6 +199,7 @@ class Parts:
             actor = self.agents.actor(ticket.agent_id)
             if actor is not None:
                 send(actor.actor_ref, CancelTurn(ticket, serial=next_serial()))
+        self.behaviours.give_up_calls()
 
     def abandon(self) -> None:
         """In a forked child: none of the threads is there; the system stays the parent's."""

@@ -1,16 +1,19 @@
 """Leaving `with`: what is cancelled, what is saved, and what is said of what it waits for; and
 agents that leave, whom nobody else has to wait for."""
 
+import os
 import signal
 import subprocess
 import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kvactors.actors import Agent, AgentSystem, Sampling
+from kvactors.actors import Agent, AgentBehaviour, AgentSystem, Sampling
+from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.testing import FaultyModel, VirtualTimer, use_timer
 from kvactors.core.errors import SystemStopped
 
@@ -38,6 +41,55 @@ def test_an_exception_cancels_what_runs_and_saves_what_is_finished(tmp_path: Pat
         queued.get(timeout=WAIT)
     with AgentSystem(FaultyModel(), tmp_path) as again:
         assert len(again.spawn("alice").transcript().turns) == 4
+
+
+def blocked(system: AgentSystem, gate: threading.Event) -> ReplyFuture[Any]:
+    """The answer of an agent in the middle of a call that waits for the gate."""
+    begun = threading.Event()
+
+    def call() -> bool:
+        begun.set()
+        return gate.wait(WAIT / 4)
+
+    class Blocks(AgentBehaviour):
+        def on_message(self, message: str, sender: Agent | None) -> Any:
+            return self.run_blocking(call)
+
+    answer = system.spawn("alice", behaviour=Blocks()).request("call")
+    assert begun.wait(WAIT)
+    return answer
+
+
+def test_an_exception_leaves_calls_that_block_to_themselves() -> None:
+    gate = threading.Event()
+    with suppress(SomeError), AgentSystem(FaultyModel(), store=False) as system:
+        answer = blocked(system, gate)
+        raise SomeError
+
+    with pytest.raises(SystemStopped):
+        answer.get(timeout=WAIT)
+    gate.set()
+
+
+def test_ctrl_c_leaves_calls_that_block_to_themselves(caplog: pytest.LogCaptureFixture) -> None:
+    gate, timer = threading.Event(), VirtualTimer()
+    system = AgentSystem(FaultyModel(), store=False)
+    use_timer(system, timer)
+    system.start()
+    answer = blocked(system, gate)
+
+    def interrupt() -> None:
+        while "stopping waits for" not in caplog.text:
+            timer.let_pass(2.0)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        system.stop()
+
+    with pytest.raises(SystemStopped):
+        answer.get(timeout=WAIT)
+    gate.set()
 
 
 def test_ctrl_c_does_not_wait_for_a_model_that_is_being_loaded() -> None:
