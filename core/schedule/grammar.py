@@ -84,6 +84,13 @@ class Grammar:
         """The grammar as llguidance wants it."""
         return _source(self.kind, self.text)
 
+    @property
+    def rule(self) -> str:
+        """The grammar of a JSON schema as what a rule of a `lark` says. The schema stays a document
+        of its own: its pointers are from its root, wherever the rule stands."""
+        (held,) = json.loads(self.source)["grammars"]
+        return f"%json {json.dumps(held['json_schema'])}"
+
 
 def _source(kind: Kind, text: str) -> str:
     from llguidance import LLMatcher

@@ -14,7 +14,7 @@ from kvactors.actors.frontends.server.answering.asked import FRAME_TOKENS, LONGE
 from kvactors.actors.frontends.server.dialect.forms import grammar_of
 from kvactors.actors.frontends.server.dialect.reader import Marks, Reader
 from kvactors.actors.frontends.server.exchange.events import Said
-from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message, Tool
+from kvactors.actors.frontends.server.exchange.inquiry import Form, Inquiry, Message, Tool
 from kvactors.actors.frontends.server.web.guard import Gate
 from kvactors.actors.frontends.server.web.serve import Server
 from kvactors.actors.frontends.server.web.settings import Settings
@@ -22,6 +22,7 @@ from kvactors.actors.frontends.server.wire import chat_body, messages_body
 from kvactors.actors.frontends.server.wire.errors import Failure
 from kvactors.actors.frontends.server.wire.reading import record_of
 from kvactors.actors.turns.prompt import Continuation
+from kvactors.core.errors import InvalidGrammar
 
 CITY = {
     "type": "object",
@@ -37,10 +38,16 @@ MISTRAL = ("[TOOL_CALLS]", "")
 MADE = '[TOOL_CALLS]\n{"name": "weather", "arguments": {"city": "Rome"}}\n'
 
 
-def takes(text: str, marks: tuple[str, str] = ("<tool_call>", "</tool_call>")) -> bool:
-    """Whether an answer may be this text, where a strict tool may be called."""
-    inquiry = Inquiry((Message("user", "x"),), tools=(WEATHER,))
-    grammar = grammar_of(inquiry, {"weather": WEATHER}, marks)
+def takes(
+    text: str,
+    marks: tuple[str, str] = ("<tool_call>", "</tool_call>"),
+    tool: Tool = WEATHER,
+    form: Form | None = None,
+) -> bool:
+    """Whether an answer may be this `text`, where a `tool` may be called between `marks`, or have
+    a `form`."""
+    inquiry = Inquiry((Message("user", "x"),), tools=(tool,), form=form)
+    grammar = grammar_of(inquiry, {tool.name: tool}, marks)
     assert grammar is not None
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar.text)
     return matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and (
@@ -59,6 +66,57 @@ def test_beside_a_strict_tool_anything_may_be_said(text: str) -> None:
 @pytest.mark.parametrize("text", [WRONG, f"Let me look.\n{WRONG}", "<tool_call>{", f"{CALL} so"])
 def test_a_call_of_a_strict_tool_is_what_its_schema_allows(text: str) -> None:
     assert not takes(text)
+
+
+def called(schema: dict[str, Any], arguments: str, name: str = "f") -> bool:
+    """Whether a strict tool of this schema may be called with these `arguments`, by a `name`."""
+    said = json.dumps(name, ensure_ascii=False)
+    call = f'<tool_call>\n{{"name": {said}, "arguments": {arguments}}}\n</tool_call>'
+    return takes(call, tool=Tool(name, "", schema, strict=True))
+
+
+def test_a_call_and_a_form_beside_it_have_no_blanks_that_nobody_needs() -> None:
+    assert not takes(CALL.replace('": "Rome', '":  "Rome'))
+    assert not takes(CALL.replace('"arguments": ', '"arguments":\n'))
+    assert not takes(CALL.replace("}}", "} }"))
+    assert takes('{"city": "Rome"}', form=Form(CITY))
+    assert not takes('{"city":\n"Rome"}', form=Form(CITY))
+
+
+@pytest.mark.parametrize(("day", "there"), [("2024-02-29", True), ("2023-02-29", False)])
+def test_a_date_in_a_call_is_a_day_that_there_is(day: str, *, there: bool) -> None:
+    dated = CITY | {"properties": {"city": {"type": "string", "format": "date"}}}
+
+    assert called(dated, f'{{"city": "{day}"}}') is there
+    assert takes(f'{{"city": "{day}"}}', form=Form(dated)) is there
+
+
+@pytest.mark.parametrize("own", [{}, {"$id": "https://example.org/here"}])
+def test_the_pointers_of_a_tools_schema_are_from_its_own_root(own: dict[str, Any]) -> None:
+    kids = {"kids": {"type": "array", "items": {"$ref": "#"}}, "at": {"$ref": "#/$defs/City"}}
+    tree = own | CITY | {"properties": kids, "required": ["kids", "at"], "$defs": {"City": CITY}}
+    leaf = '{"kids": [], "at": {"city": "Rome"}}'
+
+    assert called(tree, leaf)
+    assert called(tree, leaf.replace("[]", f"[{leaf}]"))
+    assert not called(tree, leaf.replace('"Rome"', "1"))
+    assert not called(tree, leaf.replace("[]", f'[{{"name": "f", "arguments": {leaf}}}]'))
+
+
+@pytest.mark.parametrize("name", ["$ref", "const", "$defs"])
+def test_a_property_may_be_named_as_a_keyword_is(name: str) -> None:
+    assert called({"properties": {name: CITY}}, f'{{"{name}": {{"city": "Rome"}}}}')
+    assert not called({"properties": {name: CITY}}, f'{{"{name}": {{"city": 1}}}}')
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "погода", "\U0001f324"])
+def test_a_tool_of_any_name_can_be_called(name: str) -> None:
+    assert called(CITY, '{"city": "Rome"}', name)
+
+
+def test_a_strict_tool_that_cannot_be_held_to_is_named() -> None:
+    with pytest.raises(InvalidGrammar, match=r"the tool 'f': .*'/\$defs/none' does not exist"):
+        called({"properties": {"a": {"$ref": "#/$defs/none"}}}, "{}")
 
 
 def test_a_call_without_an_end_is_the_last_one() -> None:

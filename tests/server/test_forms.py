@@ -55,6 +55,23 @@ def test_a_required_tool_is_called_with_what_its_schema_allows(
     jsonschema.validate(json.loads(call.function.arguments), schema)
 
 
+def test_a_call_that_must_be_made_ends_when_it_is_made(claude: Any) -> None:
+    one = {"properties": {"x": {"type": "integer", "maximum": 999}}, "required": ["x"]}
+    schema = {"type": "object", "additionalProperties": False} | one
+
+    answer = claude.messages.create(
+        model="default",
+        messages=[{"role": "user", "content": "Add 2 and 3"}],
+        max_tokens=400,
+        extra_body={"temperature": 0},
+        tools=[{"name": "f", "input_schema": schema}],
+        tool_choice={"type": "tool", "name": "f", "disable_parallel_tool_use": True},
+    )
+
+    assert answer.stop_reason == "tool_use"
+    assert answer.usage.output_tokens < 60
+
+
 def test_a_named_tool_is_the_one_that_is_called(client: Any) -> None:
     named = {"type": "function", "function": {"name": "clock"}}
 

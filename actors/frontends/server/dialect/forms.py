@@ -29,8 +29,8 @@ def grammar_of(
     if choice.mode == "required":
         return _lark("calls", wanted, marks, parallel=inquiry.parallel)
     if form is not None:
-        said = json.dumps(form.schema or {"type": "object"})
-        return _lark(f"%json {said} | calls", wanted, marks, parallel=inquiry.parallel)
+        said = _json(form.schema or None).rule
+        return _lark(f"{said} | calls", wanted, marks, parallel=inquiry.parallel)
     if any(tool.strict for tool in names.values()):
         return _lark("", wanted, marks, parallel=inquiry.parallel)
     return None
@@ -46,7 +46,7 @@ def _lark(
     """Calls of these tools, as JSON between the marks, where `start` has them; without one there
     may be text first, or alone. A schema that cannot be held to is any object, unless its tool is
     strict."""
-    kinds = [_call(name, tool, _held(tool)) for name, tool in names.items()]
+    kinds = [_call(name, _held(tool)) for name, tool in names.items()]
     begin, end = (json.dumps(mark) for mark in (f"{marks[0]}\n", f"\n{marks[1]}"))
     # What has no end goes to that of the answer.
     more = '("\\n" call)*' if parallel and marks[1] else ""
@@ -65,26 +65,18 @@ def _rule(kinds: Sequence[str]) -> list[str]:
 
 
 def _rules(kinds: Sequence[str]) -> str:
-    return "".join(f"kind{number}: %json {kind}\n" for number, kind in enumerate(kinds))
+    return "".join(f"kind{number}: {kind}\n" for number, kind in enumerate(kinds))
 
 
-def _held(tool: Tool) -> Mapping[str, Any]:
-    schema = dict(tool.parameters) or {"type": "object"}
+def _held(tool: Tool) -> Grammar:
     try:
-        Grammar.json_schema(schema)
-    except InvalidGrammar:
+        return _json(tool.parameters or None)
+    except InvalidGrammar as error:
         if tool.strict:
-            raise
-        return {"type": "object"}
-    return schema
+            raise InvalidGrammar(f"the tool {tool.name!r}: {error}") from None
+        return Grammar.json_object()
 
 
-def _call(name: str, tool: Tool, arguments: Mapping[str, Any]) -> str:
-    return json.dumps(
-        {
-            "type": "object",
-            "properties": {"name": {"const": name}, "arguments": arguments},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-    )
+def _call(name: str, arguments: Grammar) -> str:
+    said = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
+    return f'{json.dumps(said)} {arguments.rule} "}}"'
