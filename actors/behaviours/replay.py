@@ -19,7 +19,8 @@ from kvactors.actors.agents.handle import Agent, agent_named
 from kvactors.actors.behaviours.behaviour import AgentBehaviour
 from kvactors.actors.behaviours.context import Scheduled, check_ask, check_broadcast, with_choices
 from kvactors.actors.behaviours.journal import pack, read_journal, unpack
-from kvactors.actors.runtime.futures import ReplyFuture, next_awaited
+from kvactors.actors.behaviours.runs import next_awaited
+from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.checks import check_path, check_topic
 from kvactors.core import errors as of_core
 from kvactors.core.errors import InvalidInput, KvactorsError
