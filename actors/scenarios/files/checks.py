@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kvactors.actors.scenarios.files.cast import ALL, Cast
-from kvactors.actors.scenarios.files.expected import EMPTY, is_empty, may_be_right
+from kvactors.actors.scenarios.files.expected import EMPTY, is_empty, never_right
 from kvactors.actors.scenarios.files.own import own_module
 from kvactors.actors.scenarios.files.problems import InvalidScenario, nearest
 from kvactors.actors.scenarios.files.schema import (
@@ -193,9 +193,9 @@ class Checks:
         if is_empty(expect):
             raise self._make((*here, "expect"), EMPTY)
         known_now = expect is not None and not any(map(dynamic, (expect, *choices)))
-        if known_now and not may_be_right(expect, choices, probe.matching):
+        if known_now and (wrong := never_right(expect, choices, probe.match)):
             known = nearest(str(expect), choices)
-            raise self._make((*here, "expect"), f"{expect!r} is none of the choices: {known}")
+            raise self._make((*here, "expect"), f"{wrong}: {known}")
 
     def _order(self, phase: str) -> int:
         return self._phases.index(phase)

@@ -237,15 +237,10 @@ class ProbeWords(Words):
     about: Name | None = None  # the phase in which it was told, for working memory
     choices: Names = ()
     expect: Text | None = None
-    match: Literal["exact", "contains"] | None = None  # None: of choices "exact"
+    match: Literal["exact", "contains"] | None = None  # see `as_expected`
     never_told: bool = False  # what is expected is that the agent does not know
     when: Text | None = None
     sampling: SamplingWords = SamplingWords()
-
-    @property
-    def matching(self) -> str:
-        """How an answer is compared with what is expected: one of several choices is that one."""
-        return self.match or ("exact" if self.choices else "contains")
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 from kvactors.actors.scenarios.files.cast import Member
-from kvactors.actors.scenarios.files.expected import EMPTY, is_empty, may_be_right
+from kvactors.actors.scenarios.files.expected import EMPTY, is_empty, never_right
 from kvactors.actors.scenarios.files.problems import InvalidScenario
 from kvactors.actors.scenarios.files.schema import ProbeWords, StepWords
 from kvactors.actors.scenarios.files.templates import expression, template
@@ -42,8 +42,8 @@ def _probe(words: ProbeWords, names: dict[str, Any]) -> Call:
     choices = tuple(_filled(choice, names) for choice in words.choices)
     if is_empty(expected):
         raise InvalidScenario(EMPTY)
-    if not may_be_right(expected, choices, words.matching):
-        raise InvalidScenario(f"{expected!r} is none of the choices {', '.join(choices)}")
+    if wrong := never_right(expected, choices, words.match):
+        raise InvalidScenario(f"{wrong} {', '.join(choices)}")
     return Call(_filled(words.ask, names), choices, expected)
 
 

@@ -124,7 +124,7 @@ def _of_probe(step: Step, answer: str | None) -> dict[str, Any]:
         return {}
     right = None
     if call.expected is not None:
-        right = answer is not None and as_expected(answer, call.expected, words.matching)
+        right = answer is not None and as_expected(answer, call.expected, words.match, call.choices)
     return {
         "expected": _expected(step),
         "right": right,

@@ -66,8 +66,13 @@ def test_a_probe_may_quote_what_is_there_when_it_is_asked(write: Write) -> None:
         ),
         (
             "expect: green",
-            "expect: gree",
-            "15: probes.0.expect: 'gree' is none of the choices: did you mean 'green'?",
+            "match: exact\n    expect: gree",
+            "16: probes.0.expect: 'gree' is none of the choices: did you mean 'green'?",
+        ),
+        (
+            "[green, black]",
+            "[green tea, greens]",
+            "15: probes.0.expect: 'green' is in several of the choices: did you mean 'greens'?",
         ),
         ("    expect:", "    each: '[heard]'\n    expect:", "nothing is called 'heard'"),
         ("expect: green", "expect: ' '", "15: probes.0.expect: what is expected is empty"),
