@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import xxhash
 from filelock import FileLock, Timeout
 
 from kvactors.actors.scenarios.files.checks import Checks
@@ -120,16 +121,23 @@ class RunFolder:
         )
 
     def named(self, known: Iterable[str]) -> "RunFolder":
-        """With a tag that no agent in the store, whose `known` ids these are, has. Raises
-        OSError."""
+        """With a tag that no agent in the store, whose `known` ids these are, has, and no other
+        fork: one that was cut off may have no agents there yet. Raises OSError."""
         if self.tag is not None:
             return self
-        name, taken = PLAIN.sub("_", self.path.resolve().name)[:40], list(known)
-        tags = (f"{name}{n}:" for n in ("", *map("-{}".format, range(2, len(taken) + 3))))
+        name, taken = self._fork_name(), list(known)
+        tags = (f"{name}:{n}" for n in ("", *map("{}:".format, range(2, len(taken) + 3))))
         free = next(tag for tag in tags if not any(id_.startswith(tag) for id_ in taken))
         folder = replace(self, tag=free)
         folder.write()
         return folder
+
+    def _fork_name(self) -> str:
+        """What no other folder's fork is called in this store: the folder's name, where it is
+        beside the one that has the store, and else with a digest of the way there."""
+        path = self.path.resolve()
+        name, way = PLAIN.sub("_", path.name)[:40], os.path.relpath(path, self.store.parents[1])
+        return name if name == way else f"{name}-{xxhash.xxh32_hexdigest(os.fsencode(way))}"
 
     def write(self) -> None:
         """Write what it was begun with."""

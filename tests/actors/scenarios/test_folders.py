@@ -100,6 +100,32 @@ def test_a_fork_that_was_being_copied_is_not_gone_on_with_and_can_be_made_again(
     assert fork.header.fork_of
 
 
+@pytest.mark.parametrize(("cut_off", "other"), [("x/fork", "y/fork"), ("a fork", "a_fork")])
+def test_a_fork_that_was_cut_off_before_it_had_agents_takes_none_of_another_fork(
+    write: Write, tmp_path: Path, system: AgentSystem, cut_off: str, other: str
+) -> None:
+    [run] = Scenario.load(write(TALK)).run(system, out=tmp_path / "out")
+    step = run.turns[-2].step
+
+    def cut(_most: int, _record: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fork_run(tmp_path / "out", step, tmp_path / cut_off, system=system, watch=cut)
+    settings = ["phases.second.rounds=4"]
+    fork_run(tmp_path / "out", step, tmp_path / other, settings=settings, system=system)
+    before = {known.agent_id: remembered(system, known.agent_id) for known in system.known_agents()}
+    [first] = resume_run(tmp_path / cut_off, system)
+
+    assert first.ended
+    assert before == {agent_id: remembered(system, agent_id) for agent_id in before}
+
+
+def remembered(system: AgentSystem, agent_id: str) -> tuple[int, ...]:
+    """All that an agent remembers."""
+    return tuple(system.spawn(agent_id).transcript().token_ids)
+
+
 def test_a_folder_in_which_nothing_ran_for_want_of_its_model_can_be_made_again(
     write: Write, tmp_path: Path, system: AgentSystem
 ) -> None:

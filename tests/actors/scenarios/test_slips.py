@@ -76,11 +76,11 @@ def test_a_fork_takes_no_agents_of_another_fork(
 
     texts = {
         n: [t.text for t in system.spawn(n).transcript().turns]
-        for n in ("fork:seed-0/anna", "fork-2:seed-0/anna")
+        for n in ("fork:seed-0/anna", "fork:2:seed-0/anna")
     }
     assert any("sad" in text for text in texts["fork:seed-0/anna"])
-    assert not any("sad" in text for text in texts["fork-2:seed-0/anna"])
-    assert any("calm" in text for text in texts["fork-2:seed-0/anna"])
+    assert not any("sad" in text for text in texts["fork:2:seed-0/anna"])
+    assert any("calm" in text for text in texts["fork:2:seed-0/anna"])
 
 
 def test_a_tell_that_fails_is_replayed(write: Write, tmp_path: Path, system: AgentSystem) -> None:
