@@ -34,13 +34,13 @@ from kvactors.actors.frontends.server.wire.asking import (
     while_there,
 )
 from kvactors.actors.frontends.server.wire.chat_body import ChatBody, inquiry_of, skipped
-from kvactors.actors.frontends.server.wire.errors import failed_late
+from kvactors.actors.frontends.server.wire.errors import failed_late, whole
 from kvactors.actors.frontends.server.wire.models import Named
 from kvactors.actors.frontends.server.wire.together import all_of, together
 
 __all__ = ["chat_routes", "logprob_of"]
 
-_REASONS = {"calls": "tool_calls", "cancelled": "stop"}
+_REASONS = {"calls": "tool_calls"}
 
 
 def chat_routes(answers: Answers, named: Named) -> APIRouter:
@@ -107,7 +107,7 @@ async def _choice(index: int, answer: Answer) -> tuple[dict[str, Any], Usage]:
         elif isinstance(event, CallEnded):
             calls[event.index]["function"]["arguments"] = event.arguments
         elif isinstance(event, Ended):
-            ended = event
+            ended = whole(event)
     message: dict[str, Any] = {"role": "assistant", "content": said or (None if calls else "")}
     if thought:
         message["reasoning_content"] = thought
@@ -162,7 +162,8 @@ def _chunk(index: int, event: Event) -> dict[str, Any] | None:
         function = {"arguments": event.text}
         return _delta(index, {"tool_calls": [{"index": event.index, "function": function}]})
     if isinstance(event, Ended):
-        return _delta(index, {}, reason=_REASONS.get(event.reason, event.reason))
+        reason = whole(event).reason
+        return _delta(index, {}, reason=_REASONS.get(reason, reason))
     return None
 
 

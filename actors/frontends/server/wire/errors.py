@@ -22,6 +22,7 @@ from kvactors.actors.errors import (
     StorageError,
 )
 from kvactors.actors.frontends.server.exchange.answers import AgentBusy
+from kvactors.actors.frontends.server.exchange.events import Ended
 from kvactors.core.errors import (
     AdmissionFull,
     ContextExceeded,
@@ -34,7 +35,7 @@ from kvactors.core.errors import (
     TurnTimeout,
 )
 
-__all__ = ["Failure", "Shape", "failed_late", "failure_of", "failure_response", "refused"]
+__all__ = ["Failure", "Shape", "failed_late", "failure_of", "failure_response", "refused", "whole"]
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +108,14 @@ _STATUS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str | N
 def refused(param: str, message: str, status: int = 400) -> Failure:
     """A request whose field `param` is wrong, as `message` says; answered with `status`."""
     return Failure(status, f"{param}: {message}", param)
+
+
+def whole(ended: Ended) -> Ended:
+    """An answer that has `ended` as its turn had to. Raises Failure for one that was cancelled by
+    somebody else: what there is of it is not what was asked for."""
+    if ended.reason == "cancelled":
+        raise Failure(503, "the turn was cancelled", None, "cancelled")
+    return ended
 
 
 def failure_of(error: BaseException) -> Failure:

@@ -34,7 +34,7 @@ from kvactors.actors.frontends.server.wire.asking import (
     streamed,
     while_there,
 )
-from kvactors.actors.frontends.server.wire.errors import failed_late
+from kvactors.actors.frontends.server.wire.errors import failed_late, whole
 from kvactors.actors.frontends.server.wire.messages_body import (
     CountBody,
     MessagesBody,
@@ -186,7 +186,7 @@ def _tool_use(event: CallBegun) -> dict[str, Any]:
 
 
 def _stopped(event: Ended) -> dict[str, Any]:
-    reason = "stop_sequence" if event.stop else _REASONS.get(event.reason, "end_turn")
+    reason = "stop_sequence" if event.stop else _REASONS.get(whole(event).reason, "end_turn")
     return {"stop_reason": reason, "stop_sequence": event.stop}
 
 
