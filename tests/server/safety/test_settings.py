@@ -24,6 +24,17 @@ def test_what_a_browser_sends_is_one(origin: str) -> None:
     assert Settings(origins=(origin,)).gate().origins == {origin}
 
 
+@pytest.mark.parametrize("name", ["my.host:8443", "https://my.host", "my.host/", "*", "", "[::1]"])
+def test_what_never_stands_for_a_host_is_no_name(name: str) -> None:
+    with pytest.raises(InvalidConfig, match=r"is no name of a host: write it as it stands in Host"):
+        Settings(names=(name,))
+
+
+@pytest.mark.parametrize("name", ["My.Host", "10.0.0.7", "fe80::1", "haus-ä.de"])
+def test_names_and_addresses_are_names(name: str) -> None:
+    assert name.lower() in Settings(names=(name,)).gate().hosts
+
+
 def rules(path: Path, pattern: str, tell: str = "{}") -> Path:
     path.write_text(
         f"[[rule]]\nname = 'star'\npattern = '{pattern}'\naction = 'note'\ntell = '{tell}'\n",

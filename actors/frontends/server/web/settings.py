@@ -17,6 +17,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 GRACE = 30.0
 # As a browser says it.
 _ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://[^/?#@*\sA-Z]+")
+# A name or an address; one of IPv6 as it stands in brackets.
+_NAME = re.compile(r"[^/?#@*\s:\[\]]+|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,13 @@ class Settings:
                 raise InvalidConfig(
                     f"{origin!r} is no origin: write each site as browsers do, "
                     "https://name or https://name:port, in lower case and without a path"
+                )
+
+        for name in self.names:
+            if not _NAME.fullmatch(name):
+                raise InvalidConfig(
+                    f"{name!r} is no name of a host: write it as it stands in Host, without a "
+                    "scheme, a port or a path"
                 )
 
     def gate(self) -> Gate:
