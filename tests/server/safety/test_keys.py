@@ -36,6 +36,12 @@ def test_a_key_that_is_added_may_enter_and_one_that_is_taken_out_may_not(path: P
     assert keys() == {BEN, EVE}
 
 
+def test_the_mark_that_some_editors_begin_a_file_with_is_of_no_key(path: Path) -> None:
+    path.write_text(f"\ufeff{ANN}\n{BEN}\n", encoding="utf-8")
+
+    assert KeyFile(path)() == {ANN, BEN}
+
+
 def test_a_file_that_others_can_read_lets_nobody_new_in_and_says_so_once(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

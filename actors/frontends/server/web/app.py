@@ -91,7 +91,7 @@ def make_app(
             allow_origins=list(gate.origins),
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=list(OWN_HEADERS),
+            expose_headers=[*OWN_HEADERS, "Retry-After"],
         )
     return app
 

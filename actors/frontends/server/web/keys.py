@@ -51,7 +51,7 @@ class KeyFile:
         if not data and self._keys and time.time() - state.st_mtime < WRITTEN:
             # It is just being written.
             return
-        text = data.decode("utf-8", "replace")
+        text = data.decode("utf-8-sig", "replace")
         lines = [line.strip() for line in text.splitlines()]
         keys = frozenset(line for line in lines if line and not line.startswith("#"))
         fault = ""
