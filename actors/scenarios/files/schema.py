@@ -170,6 +170,8 @@ class StepWords(Words):
             raise ValueError(f"a step is one of tell, say, ask, choose, not {verbs or 'none'}")
         if (self.choose is None) != (self.prompt is None):
             raise ValueError("`choose` has a `prompt`, and no other step has one")
+        if self.tell is not None and "sampling" in self.model_fields_set:
+            raise ValueError("nothing is answered to `tell`: it has no `sampling`")
         if self.choose is not None and len(set(self.choose)) < max(2, len(self.choose)):
             raise ValueError("`choose` is between two or more different texts")
         if len(self.choose or ()) > MOST_CHOICES:

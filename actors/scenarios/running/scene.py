@@ -156,7 +156,7 @@ class Scene:
         self._parts += 1
         where = (now.phase, now.round, now.branch)
         part = Step(now.number, kind, lane.name, lane.member.name, *where, part=self._parts)
-        part.source = Step(now.number, "tell", now.lane, now.agent, *where, form=form)
+        part.source = Step(now.number, "tell", now.lane, now.agent, *where, now.words, form=form)
         part.call, part.listeners = call, listeners
         self._open[part.part] = future = Awaited()
         self._submit(lane, part)

@@ -12,7 +12,7 @@ import xxhash
 
 from kvactors.actors.scenarios.files.cast import ALL, Cast, Member, make_cast
 from kvactors.actors.scenarios.files.problems import InvalidScenario
-from kvactors.actors.scenarios.files.schema import SamplingWords, ScenarioWords
+from kvactors.actors.scenarios.files.schema import ScenarioWords
 from kvactors.actors.scenarios.running.steps import Step
 from kvactors.core.schedule.sampling import Sampling
 
@@ -91,8 +91,7 @@ class Script:
         choices = step.call.choices if step.call is not None else ()
         if step.call is not None and step.call.sampling is not None:
             return replace(step.call.sampling, seed=self.point.seed, choices=choices)
-        own = step.words.sampling if step.words is not None else SamplingWords()
         merged: dict[str, Any] = {"seed": self.point.seed}
-        for words in (self.words.sampling, member.sampling, own):
+        for words in (self.words.sampling, member.sampling, step.sampling):
             merged |= words.model_dump(exclude_unset=True)
         return Sampling(**merged, choices=choices)

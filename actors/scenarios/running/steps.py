@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from kvactors.actors.scenarios.files.schema import ProbeWords, StepWords
+from kvactors.actors.scenarios.files.schema import ProbeWords, SamplingWords, StepWords
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["Branch", "Call", "Kind", "NotYet", "Step", "when_ended"]
@@ -116,6 +116,14 @@ class Step:
     def asks(self) -> bool:
         """Whether the model answers it."""
         return self.kind in ("say", "ask", "choose", "probe")
+
+    @property
+    def sampling(self) -> SamplingWords:
+        """How the file says that it is answered: what its own agent thinks, as the step is."""
+        told = self.source if self.part else self
+        if told is None or told.words is None or told.lane != self.lane:
+            return SamplingWords()
+        return told.words.sampling
 
     def end(self, text: str | None) -> None:
         """It ended with a text; whoever waits for it is told."""

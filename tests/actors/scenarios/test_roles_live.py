@@ -65,6 +65,18 @@ def untimed_of_memory(run: Any) -> list[Any]:
     ]
 
 
+def test_a_steps_sampling_is_that_of_what_its_agent_thinks_and_not_of_whom_it_asks(
+    write: Write, tmp_path: Path, system: AgentSystem
+) -> None:
+    say = '- say: "Speak, {{ round }}."\n'
+    text = FORKED.replace(say, say + "        sampling: {max_tokens: 2}\n")
+
+    [run] = Scenario.load(write(text)).run(system, out=tmp_path / "out")
+
+    parts = [turn for turn in run.turns if turn.part and turn.phase == "talk"]
+    assert {(turn.agent, turn.generated_tokens) for turn in parts} == {("anna", 2), ("bob", 4)}
+
+
 def test_code_that_says_otherwise_by_now_is_named_with_its_step(
     write: Write, tmp_path: Path, system: AgentSystem
 ) -> None:

@@ -84,6 +84,11 @@ def test_a_strange_file_is_refused_in_words(write: Write, text: str, told: str) 
             "channels: {a: {members: []}}\nphases:",
             "channels.a.members: Tuple should have at",
         ),
+        (
+            "- ask: Who are you?",
+            "- tell: You are.\n        sampling: {max_tokens: 2}",
+            "scenario.yaml:8: phases.0.steps.0: nothing is answered to `tell`: it has no",
+        ),
         ("steps:", "who: []\n    steps:", "phases.0.who: Tuple should have at least 1"),
     ],
 )
