@@ -212,7 +212,7 @@ def warn_if_nearly_full(request: Request, context: int) -> bool:
     if most < WARN_AT * context:
         return False
     logger.warning(
-        "agent %r uses %d of %d tokens of context (%d %%): further turns will be refused "
+        "agent %r may use %d of %d tokens of context (%d %%): further turns will be refused "
         "at the end",
         request.agent_id,
         most,
