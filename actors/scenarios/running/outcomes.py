@@ -50,8 +50,7 @@ def spoken(text: str, begun: float) -> Replied:
 def record_of(step: Step, outcome: Outcome, memory: int) -> Record:
     """The record of a step with its `outcome`; its agent remembered `memory` exchanges before."""
     if isinstance(outcome, Happened):
-        text = step.detail if step.kind != "fork" else f"{step.lane} -> {step.detail}"
-        return Event(step.number, step.kind, text, outcome.at)
+        return Event(step.number, step.kind, _befalls(step), outcome.at)
     where = (step.agent, step.phase, step.round, step.branch.path)
     if isinstance(outcome, Failed):
         text = outcome.text.encode(errors="backslashreplace").decode()
@@ -60,6 +59,11 @@ def record_of(step: Step, outcome: Outcome, memory: int) -> Record:
     if step.kind == "hear":
         return _heard(step, outcome.reply, memory + 1)
     return _turn(step, outcome, memory + (step.kind != "probe" and step.said is None))
+
+
+def _befalls(step: Step) -> str:
+    """What becomes of the run, as the text of an event."""
+    return step.detail if step.kind != "fork" else f"{step.lane} -> {step.detail}"
 
 
 def _heard(step: Step, reply: Reply, memory: int) -> Heard:
@@ -143,16 +147,16 @@ def _expected(step: Step) -> str | None:
 
 def same(step: Step, record: Record, *, exactly: bool = False) -> bool:
     """Whether a record is of this step: what was asked is what the scenario asks now; `exactly`:
-    and what a probe expected is what it expects."""
+    and how it is answered, and what a probe expected is what it expects."""
     if isinstance(record, Event):
-        return record.kind == step.kind
+        return (record.kind, record.text) == (step.kind, _befalls(step))
     if (record.agent, record.branch) != (step.agent, step.branch.path):
         return False
     if step.failed is not None:
         return isinstance(record, Failure) and record.error == step.failed[0]
     if isinstance(record, Turn):
         asked = step.asks and step.call is not None and record.prompt == step.call.text
-        if exactly and record.expected != _expected(step):
+        if exactly and not (_answered_alike(step, record) and record.expected == _expected(step)):
             return False
         return asked and step.said in (None, record.answer)
     if isinstance(record, Heard):
@@ -162,18 +166,28 @@ def same(step: Step, record: Record, *, exactly: bool = False) -> bool:
     return step.said is None and (step.asks or step.kind == "hear")
 
 
+def _answered_alike(step: Step, record: Turn) -> bool:
+    """Whether a record's step was answered as this one is: between the same choices, if between
+    any. What code says has no scores."""
+    choices = () if step.call is None else step.call.choices
+    among = step.said is not None or set(record.scores or ()) == set(choices)
+    return among and record.verb == step.kind
+
+
 def diverged(step: Step | None, record: Record) -> str:
     """That a journal and a scenario are not of one run."""
     what = "it has no such step" if step is None else f"there it is a {step.kind} of {step.agent!r}"
-    if step is not None and step.call is not None and isinstance(record, Turn):
+    pairs: list[tuple[str, object, object]] = []
+    if step is not None and isinstance(record, Event):
+        pairs = [("namely", _befalls(step), record.text)]
+    elif step is not None and step.call is not None and isinstance(record, Turn):
         pairs = [
             ("with the prompt", step.call.text, record.prompt),
+            ("between", sorted(step.call.choices), sorted(record.scores or step.call.choices)),
             ("which answers", record.answer if step.said is None else step.said, record.answer),
             ("which expects", _expected(step), record.expected),
         ]
-        what += "".join(
-            f", {w} {ours!r:.80} and not {b!r:.80}" for w, ours, b in pairs if ours != b
-        )
+    what += "".join(f", {w} {ours!r:.80} and not {b!r:.80}" for w, ours, b in pairs if ours != b)
     return (
         f"step {record.step} of the journal is not what the scenario says now ({what}): go on with "
         "the scenario as it was, or begin another run"

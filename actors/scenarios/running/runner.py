@@ -66,7 +66,7 @@ class Runner:
 
     def replay(self, records: Iterable[Record], *, exactly: bool = False) -> None:
         """Go through what is recorded. Raises InvalidScenario where the scenario says otherwise;
-        `exactly`: of what probes expect, too."""
+        `exactly`: of what is chosen between and what probes expect, too."""
         self._advance()
         for record in records:
             if isinstance(record, Event) and record.kind == "process":

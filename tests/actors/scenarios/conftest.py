@@ -106,13 +106,14 @@ class Play:
             return Failed("TurnFailed", text)
         if step.call.choices:
             text = step.call.choices[0] if text not in step.call.choices else text
-        return Replied(_reply(text), 0.0)
+        return Replied(_reply(text, step.call.choices), 0.0)
 
 
-def _reply(text: str) -> Reply:
+def _reply(text: str, choices: tuple[str, ...]) -> Reply:
     usage, timing = Usage(10, 8, 2, 3, 0), Timing(0.0, 0.0, 0.001, 0.002, 0.003)
     kept: Any = None
-    return Reply(text, (), "stop", "hot", None, usage, timing, durable=kept, cached=kept)
+    scores = dict.fromkeys(choices, -1.0) or None
+    return Reply(text, (), "stop", "hot", None, usage, timing, kept, kept, scores)
 
 
 @pytest.fixture
