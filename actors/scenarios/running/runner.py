@@ -14,6 +14,7 @@ from itertools import islice
 from types import SimpleNamespace
 
 from kvactors.actors.scenarios.files.problems import InvalidScenario
+from kvactors.actors.scenarios.files.schema import ProbeWords
 from kvactors.actors.scenarios.journal.file import Record
 from kvactors.actors.scenarios.journal.records import Event, Failure
 from kvactors.actors.scenarios.running.answers import Answers
@@ -280,6 +281,7 @@ class Runner:
 
 
 def _fails(step: Step, error: Exception) -> None:
-    """It fails before it can begin."""
-    step.call = Call("")
+    """It fails before it can begin. What a probe expects it still does, filled in or not."""
+    expected = step.words.expect if isinstance(step.words, ProbeWords) else None
+    step.call = Call("", expected=expected)
     step.failed = type(error).__name__, str(error)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kvactors.actors.scenarios.files.problems import InvalidScenario
+from kvactors.actors.scenarios.results.measure import measure
 from kvactors.actors.scenarios.scenario import Scenario
 
 Write = Callable[..., Path]
@@ -102,6 +103,26 @@ def test_what_is_expected_is_one_of_the_choices_when_they_are_filled_in(
     assert {failure.agent for failure in run.failures} == {"anna"}
     assert "'red' is none of the choices green, black" in run.failures[0].text
     assert [turn.right for turn in run.turns if turn.verb == "probe"] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("expects", "counted"),
+    [
+        ("    expect: green\n", ["recall"]),
+        ("    expect: green\n    never_told: true\n", ["refusal"]),
+        ("", []),
+    ],
+)
+def test_a_probe_whose_text_cannot_be_filled_in_was_not_answered_as_expected(
+    play: Callable[..., Any], expects: str, counted: list[str]
+) -> None:
+    text = TALK.replace("{{ mood }}", "{{ 1 / 0 }}").replace("    expect: green\n", expects)
+
+    run = play(text).run()
+
+    shares = [metric for metric in measure((), (), run.failures) if metric.agent == "anna"]
+    assert {failure.error for failure in run.failures} == {"ZeroDivisionError"}
+    assert [(metric.name, metric.value) for metric in shares] == [(name, 0) for name in counted]
 
 
 def test_a_probe_that_expects_nothing_fails_and_counts_as_no_answer(
