@@ -16,6 +16,7 @@ LIMITS = {
     "chat/completions": "max_tokens",
     "messages": "max_tokens",
     "responses": "max_output_tokens",
+    "completions": "max_tokens",
 }
 
 
@@ -31,7 +32,8 @@ def server() -> Iterator[Server]:
 def post(server: Server, path: str, text: str, limit: int) -> httpx.Response:
     said: Any = [{"role": "user", "content": text}]
     body = {"model": "any", LIMITS[path]: limit, "temperature": 0}
-    body["input" if path == "responses" else "messages"] = said
+    named = {"responses": {"input": said}, "completions": {"prompt": text}}
+    body |= named.get(path, {"messages": said})
     return httpx.post(f"{server.url}/v1/{path}", json=body, timeout=WAIT)
 
 
@@ -57,7 +59,7 @@ def test_a_limit_beyond_the_context_is_what_the_context_leaves(server: Server, p
 def test_where_hardly_anything_is_left_the_client_is_told_to_compact(
     server: Server, path: str
 ) -> None:
-    answer = post(server, path, "word " * 60, 32_000)
+    answer = post(server, path, "word " * 70, 32_000)
 
     assert answer.status_code == 400
     assert "exceed the context" in answer.text

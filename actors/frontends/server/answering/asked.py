@@ -10,7 +10,7 @@ from kvactors.actors.turns.prompt import Continuation
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.schedule.sampling import Sampling
 
-__all__ = ["continuation", "prompt_tokens", "sampling_of"]
+__all__ = ["continuation", "prompt_tokens", "sampling_of", "shortened"]
 
 # What a template may put around a turn, in tokens.
 FRAME_TOKENS = 64
@@ -64,6 +64,11 @@ def sampling_of(
     left -= sum(len(chat.encode(text)) + FRAME_TOKENS for text in texts)
     if inquiry.open_end:
         return replace(sampling, max_tokens=max(1, min(sampling.max_tokens, left)))
+    return shortened(sampling, left)
+
+
+def shortened(sampling: Sampling, left: int) -> Sampling:
+    """`sampling` of no more tokens than are `left` of the context, unless those are hardly any."""
     if left < LEAST_ROOM:
         return sampling
     return replace(sampling, max_tokens=min(sampling.max_tokens, left))

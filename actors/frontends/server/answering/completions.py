@@ -10,6 +10,7 @@ from contextlib import suppress
 import xxhash
 
 from kvactors.actors.errors import AgentNotStored
+from kvactors.actors.frontends.server.answering.asked import shortened
 from kvactors.actors.frontends.server.answering.home import Speaker
 from kvactors.actors.frontends.server.answering.service import Service
 from kvactors.actors.frontends.server.dialect.token_texts import TokenLine, TokenTexts
@@ -74,7 +75,8 @@ class Completions:
     async def _told(
         self, asked: Completion, prompt: NewTokenIds, agent: Speaker
     ) -> AsyncIterator[Continued | Completed]:
-        chat, sampling = self._system.chat, asked.sampling
+        chat, left = self._system.chat, self._system.info.spec.context - len(prompt.token_ids)
+        sampling = shortened(asked.sampling, left)
         turn = TurnOptions(
             prompt,
             sampling,
