@@ -130,11 +130,13 @@ class Context:
     def subscribe(self, topic: str) -> None:
         """Follow a topic."""
         check_topic(topic)
+        self._check_open()
         self.router.subscribe(topic, self.agent.agent_id)
 
     def unsubscribe(self, topic: str) -> None:
         """Follow it no more."""
         check_topic(topic)
+        self._check_open()
         self.router.unsubscribe(topic, self.agent.agent_id)
 
     def publish(self, topic: str, message: Any) -> ReplyFuture[None]:
@@ -145,6 +147,7 @@ class Context:
 
     def watch(self, agent: str | Agent) -> None:
         """A message when a behaviour ends."""
+        self._check_open()
         self.router.watch(agent_named(agent), self.agent.agent_id)
 
     def spawn(self, agent_id: str, system_prompt: str | None, options: dict[str, Any]) -> Any:
@@ -165,11 +168,15 @@ class Context:
 
     def stop(self, agent: str | Agent | None) -> None:
         """The end of a behaviour."""
-        self._services.stop(self.agent.agent_id if agent is None else agent_named(agent))
+        name = self.agent.agent_id if agent is None else agent_named(agent)
+        if name == self.agent.agent_id:
+            self._check_open()
+        self._services.stop(name)
 
     def later(self, seconds: float, message: Any) -> Scheduled:
         """One message to oneself."""
         _check_seconds(seconds, 0)
+        self._check_open()
         outstanding = self.router.outstanding
         outstanding.begin_work()
 
@@ -190,6 +197,7 @@ class Context:
     def every(self, seconds: float, message: Any) -> Scheduled:
         """Messages to oneself."""
         _check_seconds(seconds, 1e-3)
+        self._check_open()
 
         def fire() -> None:
             if scheduled.active:
@@ -204,7 +212,7 @@ class Context:
     def close(self, *, restart: bool = False) -> None:
         """Nothing is sent to it any more: its behaviour has ended. On a `restart` nothing that
         would come again and again: the behaviour says so anew."""
-        self._closed = not restart
+        self._closed = self._closed or not restart
         for scheduled, for_good in list(self._scheduled.items()):
             if for_good or not restart:
                 scheduled.cancel()
@@ -213,6 +221,11 @@ class Context:
         """Something on another thread."""
         check_callable("function", function)
         return self._services.run_blocking(self.agent.agent_id, lambda: function(*args))
+
+    def _check_open(self) -> None:
+        """Raise SystemStopped once the behaviour has ended: its agent may have another one."""
+        if self._closed:
+            raise SystemStopped(f"the behaviour of {self.agent.agent_id!r} has ended")
 
     def _turn(self, ask: Callable[[], ReplyFuture[Reply]]) -> ReplyFuture[Reply]:
         """What `ask` gives."""

@@ -138,21 +138,29 @@ class _Recorded:
         return self._turn(ask)
 
     def observe(self, text: str, role: str) -> Any:
-        return self._turn(lambda: self.agent.observe(text, role))
+        return self._turn(lambda: self.agent.observe(text, role), may_lack=True)
 
-    def _turn(self, ask: Callable[[], ReplyFuture[Any]]) -> Any:
-        future = self._again("turn", ask)
+    def _turn(self, ask: Callable[[], ReplyFuture[Any]], *, may_lack: bool = False) -> Any:
+        future = self._again("turn", ask, may_lack=may_lack)
         self.turns += 1
         return future
 
     def rewind(self, turns: Any, to_token: Any) -> Any:
-        return self._again("rewind", lambda: self.agent.rewind(turns, to_token=to_token))
+        def ask() -> ReplyFuture[Any]:
+            rewound: ReplyFuture[Any] = self.agent.rewind(turns, to_token=to_token)
+            return rewound
 
-    def _again(self, kind: str, ask: Callable[[], ReplyFuture[Any]] | None) -> Any:
+        return self._again("rewind", ask, may_lack=True)
+
+    def _again(
+        self, kind: str, ask: Callable[[], ReplyFuture[Any]] | None, *, may_lack: bool = False
+    ) -> Any:
         """What the journal has of the next one of this `kind`, or what `ask` gives, if there is a
-        system that can be asked. Raises what refused it."""
+        system that can be asked. Older journals `may_lack` it. Raises what refused it."""
         number = self._next(kind)
         recorded = self._records.get((kind, number))
+        if recorded is None and may_lack:
+            return _done(None) if ask is None or not self._live else ask()
         if recorded is None:
             missing = f"the journal has no {kind} {number} of {self.agent.agent_id!r}"
             return _failed(InvalidInput(missing))

@@ -59,7 +59,9 @@ class BlockingWork:
         self._refuse(SystemStopped(STOPPED))
 
     def give_up(self) -> None:
-        """What runs counts as ended: its thread, a daemon, is left to itself."""
+        """What runs counts as ended: its thread, a daemon, is left to itself. What waits will not
+        begin."""
+        self._refuse(SystemStopped(STOPPED))
         with self._lock:
             left = list(self._counted)
         for future in left:

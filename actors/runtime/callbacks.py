@@ -1,13 +1,18 @@
-"""Callbacks of futures: each is called by whoever settles one, however many settle each other."""
+"""Callbacks of futures, which whoever settles one calls, however many settle each other; and what
+waits for them."""
 
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-__all__ = ["call_back"]
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ["call_back", "on_loop", "unless_done"]
 
 F = TypeVar("F")
 
@@ -47,3 +52,31 @@ def call_back(callback: Callable[[F], object], future: F) -> None:
         while _calls.later:
             _calls.later.popleft()()
         _calls.draining = False
+
+
+def on_loop(
+    loop: "asyncio.AbstractEventLoop", on_done: Callable[[Callable[[object], None]], object]
+) -> "asyncio.Future[None]":
+    """A future of the asyncio `loop` that is done when that one is whose `on_done` this is."""
+    done: asyncio.Future[None] = loop.create_future()
+
+    def tell() -> None:
+        if not done.done():
+            done.set_result(None)
+
+    def call_soon(_: object) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(tell)
+
+    on_done(call_soon)
+    return done
+
+
+@contextmanager
+def unless_done(source: Any) -> Iterator[None]:
+    """What the future `source` fails with is told by what is made of it."""
+    try:
+        yield
+    except Exception:
+        if not source.done:
+            raise

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from pykka import Future, Timeout
 
 from kvactors.actors.runtime.blocking import check_may_block, drive, resting, running_loop
-from kvactors.actors.runtime.callbacks import call_back
+from kvactors.actors.runtime.callbacks import call_back, on_loop, unless_done
 from kvactors.core.errors import InvalidInput, KvactorsError, SystemStopped
 from kvactors.core.numbers import number
 
 if TYPE_CHECKING:
-    import asyncio
+    pass
 
 __all__ = [
     "ReplyFuture",
@@ -206,24 +206,9 @@ class ReplyFuture(_Source[T]):
             if loop is None:
                 yield self  # To whoever runs the behaviour.
             else:
-                yield from self._on_loop(loop).__await__()
+                yield from on_loop(loop, self.on_done).__await__()
         value: T = self.get()
         return value
-
-    def _on_loop(self, loop: "asyncio.AbstractEventLoop") -> "asyncio.Future[None]":
-        """An asyncio future that is done when this one is."""
-        done: asyncio.Future[None] = loop.create_future()
-
-        def tell() -> None:
-            if not done.done():
-                done.set_result(None)
-
-        def call_soon(_: "ReplyFuture[T]") -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(tell)
-
-        self.on_done(call_soon)
-        return done
 
 
 def _late(timeout: float | None) -> WaitTimeout:
@@ -271,10 +256,32 @@ def all_of(futures: Sequence[ReplyFuture[Any]]) -> ReplyFuture[None]:
     return whole if futures else resolved()
 
 
+class _Derived(ReplyFuture[T]):
+    """What is made of `sources`: who waits for it waits for these, and may wait for itself."""
+
+    def __init__(self, sources: Sequence[ReplyFuture[Any]]) -> None:
+        super().__init__()
+        self._sources = sources
+
+    def get(self, *, timeout: float | None = None) -> Any:
+        """The value, or its error raised; pykka.Timeout after `timeout` seconds."""
+        for source in self._sources:
+            with unless_done(source):
+                source.get(timeout=timeout)
+        return super().get(timeout=timeout)
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        for source in self._sources:
+            with unless_done(source):
+                yield from source.__await__()
+        return (yield from super().__await__())
+
+
 def _derived(sources: Sequence[Future[Any]], make: Callable[[list[Any]], M]) -> ReplyFuture[M]:
     """A future of what `make` makes of the values of others."""
-    derived: ReplyFuture[M] = ReplyFuture()
     ours = [one for one in sources if isinstance(one, ReplyFuture) and not one.hooked]
+
+    derived: ReplyFuture[M] = _Derived(ours)
 
     def settle(whole: ReplyFuture[None]) -> None:
         try:

@@ -120,7 +120,7 @@ class AgentRegistry:
         messages, or what makes one anew after every restart; `supervision`: how that goes on after
         an error, and `parent` whom it may escalate to. Raises InvalidAgentId, InvalidConfig,
         SystemPromptMismatch, AgentExists, AgentNotStored, LedgerUnreadable (for that agent alone),
-        SystemStopped; a fork SaveFailed (of its parent), MailboxFull, SaveQueueFull, EngineDied.
+        SaveFailed, SystemStopped; a fork, of its parent, MailboxFull, SaveQueueFull, EngineDied.
         """
         check_id(agent_id)
         check_system_prompt(system_prompt)

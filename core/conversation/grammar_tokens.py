@@ -68,8 +68,9 @@ class GrammarTokens:
         if not self._drops_space:
             return plain
         pairs = zip(plain.compute_logit_bias(), self.words, strict=False)
-        begun = any(free and word.startswith(b" ") for free, word in pairs)
-        return self._compile(_behind('" "' if begun else "/ ?/", source))
+        begins = [word for free, word in pairs if free and word]
+        spaced = all(word.startswith(b" ") for word in begins)
+        return self._compile(_behind('" "' if begins and spaced else "/ ?/", source))
 
     def _compile(self, source: str) -> "LLMatcher":
         from llguidance import LLMatcher, LLParserLimits

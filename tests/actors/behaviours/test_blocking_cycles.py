@@ -23,7 +23,24 @@ async def leaves_it_to_a_thread(me: AgentBehaviour) -> Any:
     return me.run_blocking(me.ask("a", seven).get)
 
 
-@pytest.mark.parametrize("back", [blocks_in, blocks_for, leaves_it_to_a_thread])
+async def awaits_what_is_made_of_it(me: AgentBehaviour) -> Any:
+    return await me.ask("a", seven).map(str)
+
+
+async def blocks_for_what_is_made_of_it(me: AgentBehaviour) -> Any:
+    return await me.run_blocking(me.ask("a", seven).join(me.ask("a", seven)).get)
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        blocks_in,
+        blocks_for,
+        leaves_it_to_a_thread,
+        awaits_what_is_made_of_it,
+        blocks_for_what_is_made_of_it,
+    ],
+)
 def test_what_blocks_elsewhere_waits_in_circles_no_more_than_others(
     system: AgentSystem, back: Any
 ) -> None:

@@ -56,6 +56,15 @@ def test_what_is_shown_begins_with_a_space_where_the_grammar_says_so(
     assert chat.decode(Guide(tokens, Grammar.regex(" yes"), 60).way) == " yes"
 
 
+def test_where_a_text_may_begin_with_a_space_it_may_begin_without(
+    chat: ChatFormat, tokens: GrammarTokens
+) -> None:
+    for grammar in (Grammar.regex("(?s:.*)"), Grammar.regex(r"\s*yes")):
+        assert takes(Guide(tokens, grammar, 60), chat.encode_rest("yes"))
+        assert takes(Guide(tokens, grammar, 60), chat.encode_answer("yes"))
+    assert Guide(tokens, Grammar.regex("(?s:.*)"), 60).way == ()
+
+
 def test_a_tokenizer_without_a_vocabulary_to_show_says_what_its_ids_decode_to() -> None:
     tokens = ChatFormat(Letters(ASCII)).grammar_tokens(len(ASCII))
 
