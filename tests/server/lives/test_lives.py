@@ -151,6 +151,18 @@ def test_too_many_open_turns_are_told_to_come_later(model: FaultyModel) -> None:
     assert refused.json()["error"]["type"] == "rate_limit_error"
 
 
+def test_metrics_say_which_failures_they_count(server: Server) -> None:
+    assert post(server, asked("hello", max_tokens=-1)).status_code == 400
+    assert post(server, asked("hello"), host="evil.example").status_code == 403
+
+    told = httpx.get(f"{server.url}/metrics").text
+
+    assert "# HELP kvactors_failures_total" in told
+    assert "not those that were refused at the door" in told
+    assert 'kvactors_failures_total{status="400"} 1.0' in told
+    assert 'status="403"' not in told
+
+
 def test_agents_share_nothing_across_api_keys(tmp_path: Path) -> None:
     keys = {"a" * 20, "b" * 20}
     with (

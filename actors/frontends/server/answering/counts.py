@@ -30,8 +30,9 @@ class Counts:
             "kvactors_tokens", "Tokens of prompts and answers.", ["kind"], registry=self.registry
         )
         self._failed = Counter(
-            "kvactors_failures", "Requests that failed, by status.", ["status"],
-            registry=self.registry,
+            "kvactors_failures", "Requests that were answered with an error, by status: not those "
+            "that were refused at the door, nor streams that failed behind their headers.",
+            ["status"], registry=self.registry,
         )  # fmt: skip
         self._first = Histogram(
             "kvactors_first_token_seconds", "From the request to the first token.",
@@ -60,5 +61,5 @@ class Counts:
         self._first.observe(first_token)
 
     def failed(self, status: int) -> None:
-        """A request failed with a status."""
+        """A request was answered with the status of an error."""
         self._failed.labels(str(status)).inc()
