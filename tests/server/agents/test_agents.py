@@ -211,6 +211,24 @@ def test_two_requests_for_one_agent_never_mix(tmp_path: Path) -> None:
     assert len(turns) == 2
 
 
+@pytest.mark.parametrize("end", ["transcript", "export"])
+def test_a_name_that_ends_like_what_is_read_of_an_agent_is_refused(
+    http: httpx.Client, end: str
+) -> None:
+    owner, name = spawn(http), f"tom/{end}"
+
+    refused = [
+        http.post("/agents", json={"id": name}),
+        http.post("/agents", json={"id": name, "from": owner}),
+        http.post(f"/agents/{owner}/fork", json={"id": name}),
+        http.post(f"/agents/{name}/import", content=b"any"),
+    ]
+
+    assert [answer.status_code for answer in refused] == [400] * 4
+    assert {answer.json()["error"]["param"] for answer in refused} == {"id"}
+    assert spawn(http, id=f"a {end}/or two") == f"a {end}/or two"
+
+
 def test_a_reader_that_goes_away_frees_the_agent(tmp_path: Path) -> None:
     model = FaultyModel()
     with (
