@@ -130,13 +130,13 @@ class Context:
     def subscribe(self, topic: str) -> None:
         """Follow a topic."""
         check_topic(topic)
-        self._check_open()
+        _check_open(self.agent, closed=self._closed)
         self.router.subscribe(topic, self.agent.agent_id)
 
     def unsubscribe(self, topic: str) -> None:
         """Follow it no more."""
         check_topic(topic)
-        self._check_open()
+        _check_open(self.agent, closed=self._closed)
         self.router.unsubscribe(topic, self.agent.agent_id)
 
     def publish(self, topic: str, message: Any) -> ReplyFuture[None]:
@@ -147,7 +147,7 @@ class Context:
 
     def watch(self, agent: str | Agent) -> None:
         """A message when a behaviour ends."""
-        self._check_open()
+        _check_open(self.agent, closed=self._closed)
         self.router.watch(agent_named(agent), self.agent.agent_id)
 
     def spawn(self, agent_id: str, system_prompt: str | None, options: dict[str, Any]) -> Any:
@@ -170,13 +170,13 @@ class Context:
         """The end of a behaviour."""
         name = self.agent.agent_id if agent is None else agent_named(agent)
         if name == self.agent.agent_id:
-            self._check_open()
+            _check_open(self.agent, closed=self._closed)
         self._services.stop(name)
 
     def later(self, seconds: float, message: Any) -> Scheduled:
         """One message to oneself."""
         _check_seconds(seconds, 0)
-        self._check_open()
+        _check_open(self.agent, closed=self._closed)
         outstanding = self.router.outstanding
         outstanding.begin_work()
 
@@ -197,7 +197,7 @@ class Context:
     def every(self, seconds: float, message: Any) -> Scheduled:
         """Messages to oneself."""
         _check_seconds(seconds, 1e-3)
-        self._check_open()
+        _check_open(self.agent, closed=self._closed)
 
         def fire() -> None:
             if scheduled.active:
@@ -221,11 +221,6 @@ class Context:
         """Something on another thread."""
         check_callable("function", function)
         return self._services.run_blocking(self.agent.agent_id, lambda: function(*args))
-
-    def _check_open(self) -> None:
-        """Raise SystemStopped once the behaviour has ended: its agent may have another one."""
-        if self._closed:
-            raise SystemStopped(f"the behaviour of {self.agent.agent_id!r} has ended")
 
     def _turn(self, ask: Callable[[], ReplyFuture[Reply]]) -> ReplyFuture[Reply]:
         """What `ask` gives."""
@@ -252,6 +247,12 @@ class Context:
             raise
         future.on_done(lambda done: journal.ended(agent_id, of, number, done))
         return future
+
+
+def _check_open(agent: Agent, *, closed: bool) -> None:
+    """Raise SystemStopped once the behaviour has ended (`closed`): its `agent` may have another."""
+    if closed:
+        raise SystemStopped(f"the behaviour of {agent.agent_id!r} has ended")
 
 
 def with_choices(sampling: Sampling | None, choices: tuple[str, ...]) -> Sampling | None:
