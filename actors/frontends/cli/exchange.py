@@ -17,7 +17,7 @@ from kvactors.persistence.formats.archive import import_archive, is_archive
 from kvactors.persistence.formats.registry import ARCHIVE, check_readable
 from kvactors.persistence.store.store import Store
 
-__all__ = ["needs_model", "run_export", "run_import"]
+__all__ = ["import_archived", "import_kv", "needs_model", "run_export"]
 
 
 def run_export(
@@ -42,31 +42,11 @@ def needs_model(file: Path, form: str | None) -> bool:
     return True
 
 
-def run_import(
-    file: Path,
-    agent_id: str,
-    form: str | None,
-    model: str,
-    tokens: Path | None,
-    path: Path | None,
-    *,
-    of_this_model: bool,
-) -> None:
-    """Make the agent `agent_id` of a `file` of this `form`, in the store at `path`: under a
-    `model`, with the ids in the file `tokens` where it has none; `of_this_model` as
-    `AgentSystem.import_agent` has it. Raises KvactorsError, OSError."""
+def import_archived(file: Path, agent_id: str, path: Path | None) -> None:
+    """Make the agent `agent_id` of an archive in the store at `path`; loads no model. Raises
+    KvactorsError, OSError."""
     check_id(agent_id)
     root = expanded(path or default_store())
-    if needs_model(file, form):
-        check_readable(file, form)
-        ids = _read_tokens(tokens)
-        _import_kv(file, agent_id, form, model, ids, root, of_this_model=of_this_model)
-    else:
-        _import_archive(file, agent_id, root)
-    out.print(f"{printable(agent_id)}: imported into {root}", soft_wrap=True)
-
-
-def _import_archive(file: Path, agent_id: str, root: Path) -> None:
     # Whoever runs the store says what it may take.
     store = Store(root, max_disk=None, encryption_key=stored_key())
     try:
@@ -76,18 +56,26 @@ def _import_archive(file: Path, agent_id: str, root: Path) -> None:
             )
     finally:
         store.close()
+    _tell(agent_id, root)
 
 
-def _import_kv(
+def import_kv(
     file: Path,
     agent_id: str,
     form: str | None,
     model: str,
-    tokens: list[int] | None,
-    root: Path,
+    tokens: Path | None,
+    path: Path | None,
     *,
     of_this_model: bool,
 ) -> None:
+    """Make the agent `agent_id` of the KV in a `file` of this `form`, in the store at `path`: under
+    a `model`, with the ids in the file `tokens` where it has none; `of_this_model` as
+    `AgentSystem.import_agent` has it. Raises KvactorsError, OSError."""
+    check_id(agent_id)
+    root = expanded(path or default_store())
+    check_readable(file, form)
+    ids = _read_tokens(tokens)
     system = AgentSystem(model, store=root, max_disk=None, encryption_key=stored_key())
     with working(f"Loading {printable(model)} …"):
         system.start()
@@ -97,12 +85,17 @@ def _import_kv(
                 file,
                 agent_id,
                 format=form,
-                tokens=tokens,
+                tokens=ids,
                 of_this_model=of_this_model,
                 on_step=on_step,
             )
     finally:
         system.stop()
+    _tell(agent_id, root)
+
+
+def _tell(agent_id: str, root: Path) -> None:
+    out.print(f"{printable(agent_id)}: imported into {root}", soft_wrap=True)
 
 
 def _read_tokens(path: Path | None) -> list[int] | None:

@@ -97,12 +97,14 @@ def import_agent(
     ] = False,
 ) -> None:
     """Make an agent of a file; an archive needs no model."""
-    from kvactors.actors.frontends.cli.exchange import needs_model, run_import
+    from kvactors.actors.frontends.cli.exchange import import_archived, import_kv, needs_model
 
-    if not needs_model(file, form):
-        unused = ("model", "tokens", "of_this_model")
-        refuse(context, unused, f"{file} is an archive, which needs no model and has its token ids")
-    run_import(file, agent, form, model, tokens, store, of_this_model=of_this_model)
+    if needs_model(file, form):
+        import_kv(file, agent, form, model, tokens, store, of_this_model=of_this_model)
+        return
+    unused = ("model", "tokens", "of_this_model")
+    refuse(context, unused, f"{file} is an archive, which needs no model and has its token ids")
+    import_archived(file, agent, store)
 
 
 @care.command()
