@@ -146,11 +146,9 @@ class _Recorded:
         return future
 
     def rewind(self, turns: Any, to_token: Any) -> Any:
-        def ask() -> ReplyFuture[Any]:
-            rewound: ReplyFuture[Any] = self.agent.rewind(turns, to_token=to_token)
-            return rewound
-
-        return self._again("rewind", ask, may_lack=True)
+        return self._again(
+            "rewind", lambda: self.agent.rewind(turns, to_token=to_token), may_lack=True
+        )
 
     def _again(
         self, kind: str, ask: Callable[[], ReplyFuture[Any]] | None, *, may_lack: bool = False
@@ -159,19 +157,19 @@ class _Recorded:
         system that can be asked. Older journals `may_lack` it. Raises what refused it."""
         number = self._next(kind)
         recorded = self._records.get((kind, number))
-        if recorded is None and may_lack:
-            return _done(None) if ask is None or not self._live else ask()
-        if recorded is None:
+        if recorded is None and not may_lack:
             missing = f"the journal has no {kind} {number} of {self.agent.agent_id!r}"
             return _failed(InvalidInput(missing))
-        if recorded["kind"] != "failed":
-            return _done(self._value(recorded)) if ask is None or not self._live else ask()
-        error = error_of(recorded["error"], recorded["text"])
-        if recorded["at_once"]:
-            raise error
-        return _failed(error)
+        if recorded is not None and recorded["kind"] == "failed":
+            error = error_of(recorded["error"], recorded["text"])
+            if recorded["at_once"]:
+                raise error
+            return _failed(error)
+        return ask() if ask is not None and self._live else _done(self._value(recorded))
 
-    def _value(self, recorded: dict[str, Any]) -> Any:
+    def _value(self, recorded: dict[str, Any] | None) -> Any:
+        if recorded is None:
+            return None
         if recorded["kind"] == "answer":
             return unpack(recorded["value"], self._types)
         return SimpleNamespace(**recorded)
