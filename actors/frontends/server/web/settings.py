@@ -61,7 +61,6 @@ class Settings:
                     f"{origin!r} is no origin: write each site as browsers do, "
                     "https://name or https://name:port, in lower case and without a path"
                 )
-
         for name in self.names:
             if not _NAME.fullmatch(name):
                 raise InvalidConfig(

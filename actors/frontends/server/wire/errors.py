@@ -35,12 +35,22 @@ from kvactors.core.errors import (
     TurnTimeout,
 )
 
-__all__ = ["Failure", "Shape", "failed_late", "failure_of", "failure_response", "refused", "whole"]
+__all__ = [
+    "CANCELLED",
+    "Failure",
+    "Shape",
+    "failed_late",
+    "failure_of",
+    "failure_response",
+    "refused",
+    "whole",
+]
 
 logger = logging.getLogger(__name__)
 
 Shape = Literal["openai", "anthropic", "plain"]
 RETRY_SECONDS = 5
+CANCELLED = "the turn was cancelled"
 
 
 @dataclass(eq=False)
@@ -114,7 +124,7 @@ def whole(ended: Ended) -> Ended:
     """An answer that has `ended` as its turn had to. Raises Failure for one that was cancelled by
     somebody else: what there is of it is not what was asked for."""
     if ended.reason == "cancelled":
-        raise Failure(503, "the turn was cancelled", None, "cancelled")
+        raise Failure(503, CANCELLED, None, "cancelled")
     return ended
 
 

@@ -14,7 +14,7 @@ from sse_starlette import ServerSentEvent
 
 from kvactors.actors.frontends.server.exchange.answers import Answer
 from kvactors.actors.frontends.server.exchange.events import Ended, Event, Usage
-from kvactors.actors.frontends.server.wire.errors import failed_late
+from kvactors.actors.frontends.server.wire.errors import CANCELLED, failed_late
 from kvactors.actors.frontends.server.wire.responses.body import ResponseBody
 from kvactors.actors.frontends.server.wire.responses.output import Output, Told
 
@@ -136,7 +136,7 @@ def _ended(ended: Ended) -> dict[str, Any]:
     """What of a response says how it ended."""
     usage = _usage(ended.usage)
     if ended.reason == "cancelled":
-        error = {"code": "server_error", "message": "the turn was cancelled"}
+        error = {"code": "server_error", "message": CANCELLED}
         return {"status": "failed", "error": error, "usage": usage}
     if ended.reason == "length":
         details = {"reason": "max_output_tokens"}
