@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import cached_property
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from kvactors.core.conversation.token_text import vocabulary
@@ -84,8 +83,9 @@ class GrammarTokens:
     @cached_property
     def _drops_space(self) -> bool:
         """Whether decoding drops the space that tokens begin with."""
-        spaced = (i for i, word in enumerate(self.words) if word[:1] == b" " and word[1:].isalpha())
-        return any(not self._decode([token]).startswith(" ") for token in islice(spaced, 1))
+        words = enumerate(self.words)
+        spaced = next((i for i, word in words if word[:1] == b" " and word[1:].isalpha()), None)
+        return spaced is not None and not self._decode([spaced]).startswith(" ")
 
     def encode(self, text: bytes) -> list[int]:
         """Token ids that say these bytes, the longest first."""
