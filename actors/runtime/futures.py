@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pykka import Future, Timeout
 
@@ -14,9 +14,6 @@ from kvactors.actors.runtime.blocking import check_may_block, drive, resting, ru
 from kvactors.actors.runtime.callbacks import call_back, on_loop, unless_done
 from kvactors.core.errors import InvalidInput, KvactorsError, SystemStopped
 from kvactors.core.numbers import number
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = [
     "ReplyFuture",
@@ -280,7 +277,6 @@ class _Derived(ReplyFuture[T]):
 def _derived(sources: Sequence[Future[Any]], make: Callable[[list[Any]], M]) -> ReplyFuture[M]:
     """A future of what `make` makes of the values of others."""
     ours = [one for one in sources if isinstance(one, ReplyFuture) and not one.hooked]
-
     derived: ReplyFuture[M] = _Derived(ours)
 
     def settle(whole: ReplyFuture[None]) -> None:
