@@ -4,7 +4,8 @@ import functools
 import queue
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import takewhile
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
@@ -262,16 +263,20 @@ class _Derived(ReplyFuture[T]):
 
     def get(self, *, timeout: float | None = None) -> Any:
         """The value, or its error raised; pykka.Timeout after `timeout` seconds."""
-        for source in self._sources:
+        for source in self._open():
             with unless_done(source):
                 source.get(timeout=timeout)
         return super().get(timeout=timeout)
 
     def __await__(self) -> Generator[Any, Any, T]:
-        for source in self._sources:
+        for source in self._open():
             with unless_done(source):
                 yield from source.__await__()
         return (yield from super().__await__())
+
+    def _open(self) -> Iterator[ReplyFuture[Any]]:
+        """Its sources one after the other, until one has failed."""
+        return takewhile(lambda _: not self.done, self._sources)
 
 
 def _derived(sources: Sequence[Future[Any]], make: Callable[[list[Any]], M]) -> ReplyFuture[M]:

@@ -66,6 +66,8 @@ def test_one_of_several_that_fails_is_not_waited_for_by_the_others() -> None:
     fails.reject(KeyError("gone"))
 
     assert isinstance(joined.error, KeyError)
+    with pytest.raises(KeyError, match="gone"):
+        joined.get(timeout=0)
 
 
 def test_those_of_strangers_are_waited_for_by_whoever_wants_it() -> None:
