@@ -7,7 +7,7 @@ import pytest
 from conversations import chat_model
 from makers import OpenSystem
 
-from kvactors.actors import Agent, InvalidInput, Reply, Sampling, SaveFailed
+from kvactors.actors import Agent, AgentSystem, InvalidInput, Reply, Sampling, SaveFailed
 from kvactors.actors.testing import FailingFiles, FaultyModel
 from kvactors.core.conversation import answered
 from kvactors.core.conversation.answered import AnsweredRequests
@@ -22,6 +22,15 @@ WAIT = 60
 def asked(agent: Agent, prompt: str, request_id: str | None = None) -> Reply:
     reply: Reply = agent.ask(prompt, sampling=SHORT, request_id=request_id).get(timeout=WAIT)
     return reply
+
+
+def rewound(open_system: OpenSystem, store: Path) -> tuple[AgentSystem, Agent, Reply]:
+    """A system with an agent that takes back its only turn, `r1`; and what it answered."""
+    system = open_system(chat_model, store=store)
+    alice = system.spawn("alice")
+    once = asked(alice, "hello", "r1")
+    alice.rewind().get(timeout=WAIT)
+    return system, alice, once
 
 
 def what(reply: Reply) -> tuple[Any, ...]:
@@ -63,10 +72,7 @@ def test_without_an_id_or_with_another_it_is_another_turn(open_system: OpenSyste
 def test_a_request_whose_turn_was_rewound_is_not_taken_again(
     open_system: OpenSystem, tmp_path: Path
 ) -> None:
-    system = open_system(chat_model, store=tmp_path)
-    alice = system.spawn("alice")
-    once = asked(alice, "hello", "r1")
-    alice.rewind().get(timeout=WAIT)
+    system, alice, once = rewound(open_system, tmp_path)
 
     again = asked(alice, "hello", "r1")
     system.stop(timeout=WAIT)
@@ -138,10 +144,7 @@ def test_a_fork_knows_the_requests_of_its_parent_before_and_after_a_restart(
 def test_a_fork_knows_the_requests_of_a_parent_whose_turns_are_all_rewound(
     open_system: OpenSystem, tmp_path: Path
 ) -> None:
-    system = open_system(chat_model, store=tmp_path)
-    alice = system.spawn("alice")
-    once = asked(alice, "hello", "r1")
-    alice.rewind().get(timeout=WAIT)
+    system, alice, once = rewound(open_system, tmp_path)
     asked(system.spawn("bob", from_=alice), "and on")
     system.stop(timeout=WAIT)
     restarted = open_system(chat_model, store=tmp_path).spawn("bob")
