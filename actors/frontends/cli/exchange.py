@@ -43,8 +43,8 @@ def needs_model(file: Path, form: str | None) -> bool:
 
 
 def import_archived(file: Path, agent_id: str, path: Path | None) -> None:
-    """Make the agent `agent_id` of an archive in the store at `path`; loads no model. Raises
-    KvactorsError, OSError."""
+    """Make the agent `agent_id` of the archive `file` in the store at `path`; loads no model.
+    Raises KvactorsError, OSError."""
     check_id(agent_id)
     root = expanded(path or default_store())
     # Whoever runs the store says what it may take.
