@@ -7,6 +7,8 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from socket import SO_LINGER, SOL_SOCKET
+from struct import pack
 from time import perf_counter
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -108,6 +110,8 @@ class _Crowd:
             with suppress(ConnectionError):
                 assert b"403" in await reader.readline()
                 self._refused += 1
+            # No port is left waiting behind it: else there are none after some seconds.
+            writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, pack("ii", 1, 0))
             writer.close()
             due = max(due + LINES / self._rate, perf_counter() - 1)
             await asyncio.sleep(max(0.0, due - perf_counter()))

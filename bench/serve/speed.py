@@ -3,12 +3,15 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from itertools import count
 from statistics import median
 from time import perf_counter
 
 from kvactors.actors import Agent, Sampling
 from kvactors.bench.peer_process import in_another_process
+from kvactors.bench.random_model import paced_llama
 from kvactors.bench.regime import NOTHING_DECODED, Regime, Side, Sides
 from kvactors.bench.serve.client import Answer, together
 from kvactors.bench.serve.clients import Client, Request, opencode
@@ -23,6 +26,8 @@ STREAMS = 16
 WAITING = 500
 REFUSED = 2000.0
 TURNS = 16
+# Seconds.
+FORWARD = 0.02
 
 
 class _Talk:
@@ -161,6 +166,14 @@ def beside_a_crowd(setup: Setup) -> Iterator[Sides]:
         yield lambda: slowest(crowded=True), lambda: slowest(crowded=False)
 
 
+@contextmanager
+def paced_beside_a_crowd(setup: Setup) -> Iterator[Sides]:
+    """The same with a small model whose forwards take 20 ms and leave the processor alone, as a
+    GPU's do: the clients of the crowd take none of it from them."""
+    with beside_a_crowd(replace(setup, source=partial(paced_llama, FORWARD))) as sides:
+        yield sides
+
+
 def _waiting(name: str, several: int) -> tuple[Request, ...]:
     """What so many clients ask an agent: the same, so that they wait for the same turn."""
     said = [{"role": "user", "content": "wait"}]
@@ -181,4 +194,5 @@ REGIMES = (
         differ="prompts that arrive otherwise are prefilled beside others: sums have another order",
     ),
     Regime("serve-idle", "without a crowd", 1.1, beside_a_crowd, differ=NOTHING_DECODED),
+    Regime("serve-idle-paced", "without a crowd", 1.1, paced_beside_a_crowd, differ=NOTHING_DECODED),
 )
