@@ -194,5 +194,7 @@ REGIMES = (
         differ="prompts that arrive otherwise are prefilled beside others: sums have another order",
     ),
     Regime("serve-idle", "without a crowd", 1.1, beside_a_crowd, differ=NOTHING_DECODED),
-    Regime("serve-idle-paced", "without a crowd", 1.1, paced_beside_a_crowd, differ=NOTHING_DECODED),
+    Regime(
+        "serve-idle-paced", "without a crowd", 1.1, paced_beside_a_crowd, differ=NOTHING_DECODED
+    ),
 )

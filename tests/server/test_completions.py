@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,29 @@ def test_a_client_that_goes_leaves_nothing_running(stream: bool) -> None:
     with AgentSystem(model, store=False) as system, serve(system, port=0) as server:
         asyncio.run(asyncio.wait_for(go(server.url, system), WAIT))
         assert system.stats()["generated_tokens"] < 900
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_half_a_text_that_somebody_else_cancelled_is_told_as_an_error(stream: bool) -> None:
+    model = FaultyModel()
+    asked = {"prompt": "hello", "max_tokens": 900, "temperature": 0, "stream": stream}
+    with (
+        AgentSystem(model, store=False) as system,
+        serve(system, port=0) as server,
+        ThreadPoolExecutor() as beside,
+    ):
+        gate = model.hold()
+        url = f"{server.url}/v1/completions"
+        answer = beside.submit(httpx.post, url, json=asked, timeout=WAIT)
+        assert model.reached.wait(WAIT)
+        (agent,) = [system.find(state.agent_id) for state in system.agents()]
+        assert agent is not None
+        agent.cancel()
+        gate.set()
+        told = answer.result().text
+
+    assert "the turn was cancelled" in told
+    assert '"stop"' not in told
 
 
 def test_a_request_of_more_texts_than_may_be_open_is_answered_whole() -> None:

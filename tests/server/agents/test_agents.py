@@ -223,9 +223,12 @@ def test_a_name_that_ends_like_what_is_read_of_an_agent_is_refused(
         http.post(f"/agents/{owner}/fork", json={"id": name}),
         http.post(f"/agents/{name}/import", content=b"any"),
     ]
+    said = {"messages": [{"role": "user", "content": "Hello."}]}
+    chat = http.post("/v1/chat/completions", json=said, headers={"X-Kvactors-Agent": name})
 
-    assert [answer.status_code for answer in refused] == [400] * 4
+    assert [answer.status_code for answer in (*refused, chat)] == [400] * 5
     assert {answer.json()["error"]["param"] for answer in refused} == {"id"}
+    assert chat.json()["error"]["param"] == "x-kvactors-agent"
     assert spawn(http, id=f"a {end}/or two") == f"a {end}/or two"
 
 

@@ -18,16 +18,13 @@ from kvactors.actors.errors import AgentExists, AgentNotStored
 from kvactors.actors.frontends.server.answering.service import Service
 from kvactors.actors.frontends.server.exchange.answers import AgentBusy
 from kvactors.actors.frontends.server.identity.index import Known
-from kvactors.actors.frontends.server.wire.errors import refused
+from kvactors.actors.frontends.server.wire.asking import readable
 from kvactors.actors.system.roster import AgentState
 from kvactors.actors.system.system import AgentSystem
 from kvactors.core.conversation.context_policy import ContextPolicy
 from kvactors.core.errors import RewindOutOfRange
 
 __all__ = ["OwnedAgents", "end_of"]
-
-# What is read of an agent: the path of one whose name ends like this says another's.
-_READ = ("/transcript", "/export")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -151,9 +148,7 @@ class OwnedAgents:
     async def _make(
         self, agent_id: str | None, make: Callable[[str], object], prompt: str = ""
     ) -> str:
-        name = agent_id or f"a-{secrets.token_hex(6)}"
-        if name.endswith(_READ):
-            raise refused("id", f"no name ends with {' or '.join(_READ)}: that is read of an agent")
+        name = readable("id", agent_id or f"a-{secrets.token_hex(6)}")
         inner = f"{self.tenant}/{name}" if self.tenant else name
         async with self.service.claims.hold(inner):
             if await self._exists(inner):

@@ -97,10 +97,11 @@ class Completions:
             line.add(texts.tell(piece.logprobs))
             yield Continued(piece.text, line.pass_on(piece.text))
         reply = await _reply(ticket)
-        if not asked.answer or reply.finish_reason == "length" or reply.token_ids[-1] in chat.eos:
+        ended = _completed(asked, reply)
+        if ended.reason == "length" or not chat.eos.isdisjoint(reply.token_ids[-1:]):
             # No stop string: what is left said nothing.
             yield Continued("", line.rest())
-        yield _completed(asked, reply)
+        yield ended
 
 
 async def _reply(ticket: Ticket) -> Reply:
@@ -110,7 +111,7 @@ async def _reply(ticket: Ticket) -> Reply:
 
 def _completed(asked: Completion, reply: Reply) -> Completed:
     usage = reply.usage
-    length = not asked.answer or reply.finish_reason == "length"
+    reason = reply.finish_reason if asked.answer else "length"
     return Completed(
-        length, Usage(usage.prompt_tokens, usage.reused_tokens, usage.generated_tokens)
+        reason, Usage(usage.prompt_tokens, usage.reused_tokens, usage.generated_tokens)
     )

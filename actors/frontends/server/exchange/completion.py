@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kvactors.actors.frontends.server.exchange.events import TokenLogprob, Usage
+from kvactors.actors.frontends.server.exchange.events import Reason, TokenLogprob, Usage
 from kvactors.actors.frontends.server.exchange.inquiry import Client
 from kvactors.core.schedule.sampling import Sampling
 
@@ -33,9 +33,9 @@ class Continued:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """Nothing follows. `length`: it was cut, and did not end by itself."""
+    """Nothing follows. `reason` is as in `Ended`."""
 
-    length: bool
+    reason: Reason
     usage: Usage
 
 

@@ -23,7 +23,7 @@ from starlette.types import Message, Send
 
 from kvactors.actors.frontends.server.exchange.events import Opened
 from kvactors.actors.frontends.server.exchange.inquiry import Client
-from kvactors.actors.frontends.server.wire.errors import Failure
+from kvactors.actors.frontends.server.wire.errors import Failure, refused
 from kvactors.actors.frontends.server.wire.reading import Body, content_of, record_of
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "ignored_header",
     "meaning",
     "read_body",
+    "readable",
     "reuse_headers",
     "streamed",
     "while_there",
@@ -47,6 +48,8 @@ PING_SECONDS = 10
 SEND_SECONDS = 120
 # Bytes of a body that is read beside the event loop: others would wait for it.
 BESIDE = 256 << 10
+# What is read of an agent: the path of one whose name ends like this says another's.
+READ = ("/transcript", "/export")
 # Characters of a header of ours.
 MOST_SHOWN = 1000
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
@@ -106,6 +109,13 @@ def client_of(request: Request, cache_key: str | None = None) -> Client:
         first, parent = f"{first}/{agent}", f"{first}/{parent}" if parent else first
     helps = bool(agent or parent)
     return Client(_tenant(request), _named(request), first, parent, cache_key or "", helps)
+
+
+def readable(field: str, name: str) -> str:
+    """The same name of an agent, as a `field` has it, if its path leads to it. Raises Failure."""
+    if name.endswith(READ):
+        raise refused(field, f"no name ends with {' or '.join(READ)}: that is read of an agent")
+    return name
 
 
 # A client's own name for the conversation; the first that is there (Codex: never its session id).
@@ -212,4 +222,4 @@ def _tenant(request: Request) -> str:
 
 
 def _named(request: Request) -> str:
-    return request.headers.get("x-kvactors-agent", "")
+    return readable("x-kvactors-agent", request.headers.get("x-kvactors-agent", ""))

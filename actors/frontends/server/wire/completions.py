@@ -29,7 +29,7 @@ from kvactors.actors.frontends.server.wire.asking import (
     while_there,
 )
 from kvactors.actors.frontends.server.wire.completions_body import CompletionBody, asked_of
-from kvactors.actors.frontends.server.wire.errors import failed_late
+from kvactors.actors.frontends.server.wire.errors import failed_late, whole
 from kvactors.actors.frontends.server.wire.models import Named
 from kvactors.actors.frontends.server.wire.together import all_of
 
@@ -74,7 +74,7 @@ async def _choice(
 ) -> tuple[dict[str, Any], Usage]:
     """One text as a whole, and its usage."""
     text, tokens = "", list[TokenLogprob]()
-    ended = Completed(True, Usage(0, 0, 0))
+    ended = Completed("length", Usage(0, 0, 0))
     async with aclosing(completes.complete(asked)) as pieces:
         async for told in pieces:
             if isinstance(told, Completed):
@@ -179,7 +179,7 @@ def _told(
 
 
 def _reason(ended: Completed) -> str:
-    return "length" if ended.length else "stop"
+    return "length" if whole(ended).reason == "length" else "stop"
 
 
 def _usage(usages: Sequence[Usage], times: int) -> dict[str, int]:

@@ -5,7 +5,7 @@ import logging
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -22,6 +22,7 @@ from kvactors.actors.errors import (
     StorageError,
 )
 from kvactors.actors.frontends.server.exchange.answers import AgentBusy
+from kvactors.actors.frontends.server.exchange.completion import Completed
 from kvactors.actors.frontends.server.exchange.events import Ended
 from kvactors.core.errors import (
     AdmissionFull,
@@ -49,6 +50,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 Shape = Literal["openai", "anthropic", "plain"]
+_Ended = TypeVar("_Ended", Ended, Completed)
 RETRY_SECONDS = 5
 CANCELLED = "the turn was cancelled"
 
@@ -120,7 +122,7 @@ def refused(param: str, message: str, status: int = 400) -> Failure:
     return Failure(status, f"{param}: {message}", param)
 
 
-def whole(ended: Ended) -> Ended:
+def whole(ended: _Ended) -> _Ended:
     """An answer that has `ended` as its turn had to. Raises Failure for one that was cancelled by
     somebody else: what there is of it is not what was asked for."""
     if ended.reason == "cancelled":
