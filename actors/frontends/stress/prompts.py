@@ -12,7 +12,16 @@ from kvactors.actors.agents.handle import Agent
 from kvactors.core.conversation.hashing import tokens_hash
 from kvactors.core.conversation.turn import Turn
 
-__all__ = ["DurableLog", "digits", "last_number", "misplaced", "number_of", "read_log", "secret"]
+__all__ = [
+    "DurableLog",
+    "digits",
+    "last_number",
+    "misforked",
+    "misplaced",
+    "number_of",
+    "read_log",
+    "secret",
+]
 
 
 class DurableLog:
@@ -51,6 +60,17 @@ def misplaced(name: str, turns: Sequence[Turn]) -> Iterator[str]:
         elif number <= last:
             yield f"{name}: prompt {number} came after {last}"
         last = number
+
+
+def misforked(
+    child: str, tokens: Sequence[int], parent: Sequence[int], *, told: bool
+) -> Iterator[str]:
+    """What is wrong with the `tokens` of the fork `child`: it knows all that its `parent` knows
+    and, if it was `told`, its own secret behind that."""
+    if list(tokens[: len(parent)]) != list(parent):
+        yield f"{child}: does not begin as its parent"
+    elif told and list(tokens[len(parent) :]) != secret(child):
+        yield f"{child}: does not end with what it was told"
 
 
 def secret(name: str) -> list[int]:

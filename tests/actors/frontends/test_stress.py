@@ -15,7 +15,7 @@ from kvactors.actors.frontends.cli.app import app
 from kvactors.actors.frontends.cli.stress import explore, never_happened
 from kvactors.actors.frontends.console.child import child_command
 from kvactors.actors.frontends.stress.oracle import replay_alone
-from kvactors.actors.frontends.stress.prompts import secret
+from kvactors.actors.frontends.stress.prompts import misforked, secret
 from kvactors.actors.frontends.stress.table import as_markdown
 from kvactors.actors.frontends.stress.workload import Stress
 from kvactors.core.conversation.turn import Turn
@@ -103,6 +103,21 @@ def test_no_two_agents_have_one_secret() -> None:
 
     assert len(set(secrets)) == len(names)
     assert {token for each in secrets for token in each} <= set(range(1, 128))
+
+
+def test_a_fork_that_lost_its_beginning_or_what_it_was_told_is_a_violation() -> None:
+    child, parent = "agent 0+", (*secret("agent 0"), 7)
+    whole, other = (*parent, *secret(child)), (*parent, *secret("agent 0"))
+
+    assert list(misforked(child, whole, parent, told=True)) == []
+    assert list(misforked(child, parent, parent, told=False)) == []
+    assert list(misforked(child, whole[1:], parent, told=True)) == [
+        "agent 0+: does not begin as its parent"
+    ]
+    for tokens in (parent, other, (*whole, 7)):
+        assert list(misforked(child, tokens, parent, told=True)) == [
+            "agent 0+: does not end with what it was told"
+        ]
 
 
 def test_prompts_of_another_agent_or_out_of_order_are_violations(tmp_path: Path) -> None:
