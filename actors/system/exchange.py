@@ -142,6 +142,9 @@ class AgentExchange:
     ) -> Callable[[Store], None]:
         """What stores the agent of a file, once the file is read and checked."""
         if form in (ARCHIVE, None) and is_archive(path):
+            if tokens is not None or trusted:
+                said = "its tokens, and of which model: leave tokens and of_this_model out"
+                raise InvalidInput(f"{path} is an archive, which says {said}")
             info = self._host.info
 
             def check(records: Sequence[dict[str, Any]]) -> Transcript:

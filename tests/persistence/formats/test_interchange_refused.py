@@ -30,6 +30,19 @@ from kvactors.persistence.store.new_agent import add_agent
 FORMS = ("q4-flat", "q4-blocks", "fp16-flat", "mlx-lm")
 
 
+def test_what_an_archive_says_itself_is_refused_beside_it(system: AgentSystem, path: Path) -> None:
+    told = system.spawn("told")
+    told.ask("hello", sampling=SHORT).get(timeout=WAIT)
+    system.export_agent("told", path)
+
+    for said in ({"tokens": [1]}, {"of_this_model": True}):
+        with pytest.raises(InvalidInput, match="an archive, which says its tokens"):
+            system.import_agent(path, "copy", **said)
+
+    assert system.find("copy") is None
+    assert system.import_agent(path, "copy").transcript().text == told.transcript().text
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
