@@ -15,7 +15,16 @@ from kvactors.core.schedule.logprobs import MOST_LIKELIEST
 if TYPE_CHECKING:
     import mlx.core as mx
 
-__all__ = ["Filters", "Sampling", "draw", "draw_choice", "draw_key", "filtered"]
+__all__ = [
+    "LEAST_SEED",
+    "MOST_SEED",
+    "Filters",
+    "Sampling",
+    "draw",
+    "draw_choice",
+    "draw_key",
+    "filtered",
+]
 
 
 # Each costs one forward of its own tokens.
@@ -30,6 +39,10 @@ LEAST_TOP_P = 1e-30
 LEAST_PENALTY, MOST_PENALTY = 1e-30, 1e30
 # Beyond it all tokens are alike, and a float32 has no number for much more.
 MOST_TEMPERATURE = 1e6
+# Bits of an int that an error has digit by digit.
+LONGEST_SHOWN = 200
+# What 64 bits hold, with a sign or without one.
+LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1
 # Parameters from 0 to so much.
 _NUMBERS = {
     "temperature": MOST_TEMPERATURE,
@@ -54,13 +67,14 @@ class Sampling:
     """How a turn is decoded. All defaults: greedy, at most 256 tokens.
 
     `temperature` 0 is greedy, and so is less than 1e-6; `top_p`, `top_k`, `min_p` filter as in
-    mlx-lm (0 or 1.0: off); `repetition_penalty` 1.0 is off; `seed` with the agent, the turn and the
-    position makes the random key, so that a draw does not depend on who shares the batch; with
-    `seed_alone` the seed and the position make it, so that another agent draws the same. With
-    `top_logprobs` the reply has each token's log-probability by the model's own logits, and
-    so many of the likeliest at its place (0 to 20); with `prompt_logprobs` too, of all that
-    came before the answer as well, which is computed from its beginning for that. `stop` strings,
-    of 1,000 characters at most, end the turn and are cut from the reply's text. With `choices` the
+    mlx-lm (0 or 1.0: off); `repetition_penalty` 1.0 is off; `seed`, of 64 bits with a sign or
+    without, makes with the agent, the turn and the position the random key, so that a draw does
+    not depend on who shares the batch; with `seed_alone` the seed and the position make it, so
+    that another agent draws the same. With `top_logprobs` the reply has each token's
+    log-probability by the model's own logits, and so many of the likeliest at its place (0 to
+    20); with `prompt_logprobs` too, of all that came before the answer as well, which is computed
+    from its beginning for that. `stop` strings, of 1,000 characters at most, end the turn and are
+    cut from the reply's text. With `choices` the
     answer is one of these texts, drawn by what the model gives each as a whole, its end of turn
     included (they have an order, and no two may have the same tokens); then of all that shapes the
     answer only `temperature`, `seed` and `seed_alone` apply. With a `grammar` the answer has its
@@ -86,8 +100,9 @@ class Sampling:
             raise InvalidSampling(f"choices need an order, which no set has: {self.choices!r:.80}")
         object.__setattr__(self, "stop", _texts("stop", self.stop))
         object.__setattr__(self, "choices", _texts("choices", self.choices))
-        for name, least in (("max_tokens", 1), ("top_k", 0), ("seed", None)):
+        for name, least in (("max_tokens", 1), ("top_k", 0)):
             object.__setattr__(self, name, _whole(name, getattr(self, name), least))
+        object.__setattr__(self, "seed", _whole("seed", self.seed, LEAST_SEED, MOST_SEED))
         for name, most in _NUMBERS.items():
             object.__setattr__(self, name, _within(name, getattr(self, name), most))
         if self.temperature < LEAST_TEMPERATURE:
@@ -141,15 +156,21 @@ def _texts(name: str, value: object) -> tuple[str, ...]:
     return texts
 
 
-def _whole(name: str, value: object, least: int | None, most: int | None = None) -> int:
+def _whole(name: str, value: object, least: int, most: int | None = None) -> int:
     found = whole(value)
     if found is None:
         raise InvalidSampling(f"{name} must be an int, not {value!r}")
-    if least is not None and found < least:
-        raise InvalidSampling(f"{name} must be at least {least}, not {found}")
+    if found < least:
+        raise InvalidSampling(f"{name} must be at least {least}, not {_shown(found)}")
     if most is not None and found > most:
-        raise InvalidSampling(f"{name} must be at most {most}, not {found}")
+        raise InvalidSampling(f"{name} must be at most {most}, not {_shown(found)}")
     return found
+
+
+def _shown(found: int) -> str:
+    """Python writes no int of thousands of digits."""
+    bits = found.bit_length()
+    return str(found) if bits <= LONGEST_SHOWN else f"an int of {bits} bits"
 
 
 def _within(name: str, value: object, most: float) -> float:

@@ -91,6 +91,7 @@ def test_a_branch_says_where_it_differs(client: Any) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0"),
         ({"messages": [TOLD], "temperature": -1}, "temperature"),
         ({"messages": [TOLD], "n": 1000}, "n"),
+        ({"messages": [TOLD], "seed": 10**4000}, "seed"),
         ({"messages": [TOLD], "tools": [{"type": "function"}]}, "tools.0.function"),
         ({"messages": [TOLD], "response_format": {"type": "xml"}}, "response_format.type"),
     ],

@@ -192,6 +192,7 @@ def test_a_stop_string_ends_a_text_and_what_is_told_of_it(texts: openai.OpenAI) 
         ({"prompt": "a", "logprobs": 21}, "logprobs"),
         ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
         ({"prompt": "a", "n": 5000}, "n"),
+        ({"prompt": "a", "seed": 10**4000}, "seed"),
         ({}, "prompt"),
     ],
 )

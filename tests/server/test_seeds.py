@@ -1,6 +1,7 @@
 """A seed that a client gives, and none."""
 
 import openai
+import pytest
 
 
 def told(client: openai.OpenAI, seed: int | None, top_p: float = 1.0) -> str:
@@ -21,6 +22,19 @@ def test_the_same_question_with_the_same_seed_has_the_same_answer(texts: openai.
 
     assert [told(texts, 42) for _ in range(3)] == [first] * 3
     assert told(texts, 43) != first
+
+
+def test_no_answer_of_several_has_a_seed_beyond_the_last(texts: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="seed must be at most"):
+        texts.completions.create(model="default", prompt="?", seed=2**64 - 1, n=2, max_tokens=2)
+    with pytest.raises(openai.BadRequestError, match="seed must be at most"):
+        texts.chat.completions.create(
+            model="default",
+            messages=[{"role": "user", "content": "?"}],
+            seed=2**64 - 1,
+            n=2,
+            max_tokens=2,
+        )
 
 
 def test_the_narrowest_nucleus_has_one_answer(texts: openai.OpenAI) -> None:

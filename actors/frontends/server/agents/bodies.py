@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kvactors.actors.frontends.server.wire.reading import Stops
+from kvactors.actors.frontends.server.wire.reading import Seed, Stops
 from kvactors.actors.system.roster import AgentState
 from kvactors.actors.turns.reply import Reply
 from kvactors.core.conversation.context_policy import ContextPolicy, DropOldest, Summarize
@@ -107,7 +107,7 @@ class TurnBody(Asked):
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    seed: int = 0
+    seed: Seed = 0
     stop: Stops = []
     choices: list[str] = []
 

@@ -19,7 +19,14 @@ from kvactors.actors.frontends.server.exchange.inquiry import (
 )
 from kvactors.actors.frontends.server.wire.asking import client_of
 from kvactors.actors.frontends.server.wire.errors import refused
-from kvactors.actors.frontends.server.wire.reading import Body, Listed, Stops, name_of, nucleus
+from kvactors.actors.frontends.server.wire.reading import (
+    Body,
+    Listed,
+    Seed,
+    Stops,
+    name_of,
+    nucleus,
+)
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["MOST_ANSWERS", "MOST_TOKENS", "ChatBody", "inquiry_of", "mode_of", "text_of"]
@@ -51,7 +58,7 @@ class ChatBody(Body):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     n: int | None = Field(None, ge=1, le=MOST_ANSWERS)
     stop: str | Stops | None = None
-    seed: int | None = None
+    seed: Seed | None = None
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=100)

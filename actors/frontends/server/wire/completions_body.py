@@ -10,7 +10,7 @@ from pydantic import Field
 from kvactors.actors.frontends.server.exchange.completion import Completion
 from kvactors.actors.frontends.server.exchange.inquiry import Client
 from kvactors.actors.frontends.server.wire.errors import refused
-from kvactors.actors.frontends.server.wire.reading import Body, Stops, nucleus
+from kvactors.actors.frontends.server.wire.reading import Body, Seed, Stops, nucleus
 from kvactors.core.schedule.logprobs import MOST_LIKELIEST
 from kvactors.core.schedule.sampling import Sampling
 
@@ -33,7 +33,7 @@ class CompletionBody(Body):
     max_tokens: int | None = Field(None, ge=0)
     n: int | None = Field(None, ge=1, le=MOST_TEXTS)
     stop: str | Stops | None = None
-    seed: int | None = None
+    seed: Seed | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     temperature: float | None = Field(None, ge=0, le=100)

@@ -14,8 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, Validat
 from pydantic_core import core_schema
 
 from kvactors.actors.frontends.server.wire.errors import Failure, refused
+from kvactors.core.schedule.sampling import LEAST_SEED, MOST_SEED
 
-__all__ = ["Body", "Listed", "Stops", "content_of", "name_of", "nucleus", "record_of"]
+__all__ = ["Body", "Listed", "Seed", "Stops", "content_of", "name_of", "nucleus", "record_of"]
 
 MOST_NESTED = 64
 # Keys and values of a body: a thousand prompts of a thousand token ids.
@@ -48,6 +49,7 @@ class _Bounded:
 
 Listed = Annotated[list[_I], _Bounded()]
 Stops = Annotated[list[str], Field(max_length=MOST_STOPS)]
+Seed = Annotated[int, Field(ge=LEAST_SEED, le=MOST_SEED)]
 
 
 class Body(BaseModel):
