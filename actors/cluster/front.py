@@ -27,12 +27,11 @@ KNOWN = 256
 @dataclass(frozen=True, slots=True)
 class ClusterHealth:
     """`state`: "dead" where the directory does not answer, or no node lives. How many nodes are
-    `alive`, and how many `away`. `waiting`: always nobody; see Health."""
+    `alive`, and how many `away`."""
 
     state: Literal["ok", "dead"]
     alive: int
     away: int
-    waiting: tuple[str, ...] = ()
 
 
 class ClusterFront:

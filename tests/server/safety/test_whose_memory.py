@@ -1,5 +1,6 @@
 """Nobody answers with another conversation's memory, nor loses his own to one."""
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from seeded import bug, seeded
 from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.identity.index import Index, Known, Place
 from kvactors.actors.frontends.server.web.serve import Server, serve
+from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.system.registry import AgentRegistry
 from kvactors.actors.testing import FaultyModel
 from kvactors.core.schedule.sampling import Sampling
@@ -217,17 +219,37 @@ def test_what_is_observed_shares_a_beginning_with_its_own_key_alone(system: Agen
     assert same_key < 100
 
 
-@bug(AgentSystem, "health")
-def ann_waits(health: Any) -> Any:
-    return lambda system: replace(health(system), waiting=("ann of another key",))
+OTHERS = {
+    "error": "ValueError: ann's prompt",
+    "unsaved_bytes": 4711,
+    "storage_error": "/ann: no bytes are free",
+    "waiting": ("ann of another key",),
+}
 
 
-def test_with_keys_nobody_is_told_who_waits_for_whom(system: AgentSystem) -> None:
-    keys = {"k" * 20}
-    with seeded(ann_waits), serve(system, port=0, any_model=True, keys=lambda: keys) as keyed:
-        probe = httpx.get(f"{keyed.url}/health", timeout=WAIT)
-    with seeded(ann_waits), serve(system, port=0, any_model=True) as own:
-        mine = httpx.get(f"{own.url}/health", timeout=WAIT)
+@bug(Lifecycle, "health")
+def ann_is_in_trouble(health: Any) -> Any:
+    return lambda lifecycle: replace(health(lifecycle), storage="failing", **OTHERS)
 
-    assert (probe.status_code, probe.json()["waiting"]) == (200, [])
-    assert mine.json()["waiting"] == ["ann of another key"]
+
+def told_of_health(server: Server, **headers: str) -> list[dict[str, Any]]:
+    """By /health, and by the first snapshot of /events with these `headers`."""
+    probe = httpx.get(f"{server.url}/health", timeout=WAIT).json()
+    with httpx.stream("GET", f"{server.url}/events", timeout=WAIT, headers=headers) as answer:
+        data = next(line for line in answer.iter_lines() if line.startswith("data: "))
+    return [probe, json.loads(data[6:])["health"]]
+
+
+def test_with_keys_nobody_is_told_what_is_wrong_with_whose_agents(system: AgentSystem) -> None:
+    key = "k" * 20
+    with seeded(ann_is_in_trouble):
+        with serve(system, port=0, any_model=True, keys=lambda: {key}) as keyed:
+            others = told_of_health(keyed, authorization=f"Bearer {key}")
+        with serve(system, port=0, any_model=True) as own:
+            mine = told_of_health(own)
+
+    assert [health["state"] for health in others] == ["ok"] * 2
+    assert [health["storage"] for health in others] == ["failing"] * 2
+    assert all(OTHERS.keys().isdisjoint(health) for health in others)
+    assert all(health["waiting"] == ["ann of another key"] for health in mine)
+    assert all(health["error"] == "ValueError: ann's prompt" for health in mine)

@@ -16,6 +16,7 @@ from fastapi import APIRouter, Request, Response
 from sse_starlette import ServerSentEvent
 
 from kvactors.actors.frontends.server.agents.owned import OwnedAgents
+from kvactors.actors.frontends.server.answering.home import of_nobody
 from kvactors.actors.frontends.server.answering.service import Service
 from kvactors.actors.frontends.server.wire.asking import streamed
 from kvactors.actors.system.system import AgentSystem
@@ -138,7 +139,7 @@ async def _seen(owned: OwnedAgents, name: str, content: dict[str, Any]) -> dict[
         shown = {**content, "turns": [turn for turn in turns if turn]}
         if owned.tenant:
             shown |= {"stats": None, "agents": None, "outstanding_turns": None}
-            shown["health"] = {**content["health"], "waiting": ()}
+            shown["health"] = of_nobody(content["health"])
         return shown
     if not await owned.owns(content["agent_id"]):
         return None

@@ -1,6 +1,6 @@
 """What the server needs of whatever has the agents: an AgentSystem, or a cluster's front."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from kvactors.actors.turns.options import TurnOptions
@@ -9,7 +9,10 @@ from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.model.info import ModelInfo
 
-__all__ = ["Home", "Speaker"]
+__all__ = ["Home", "Speaker", "of_nobody"]
+
+# Of a health, of a system or of a cluster.
+_NOBODYS = ("state", "step_seconds", "rebuilds", "storage", "alive", "away")
 
 
 class Remembered(Protocol):
@@ -57,5 +60,11 @@ class Home(Protocol):
     def forget(self, agent_id: str) -> None: ...
 
     def health(self) -> Any:
-        """A record with a `state` ("ok" and "stalled" take turns), and who is `waiting`."""
+        """A record with a `state` ("ok" and "stalled" take turns)."""
         ...
+
+
+def of_nobody(health: Mapping[str, Any]) -> dict[str, Any]:
+    """What any key may be told of a `health`: no error, for it may say what an agent was told or
+    where the store is, no agents, and no sum over those of all keys."""
+    return {name: health[name] for name in _NOBODYS if name in health}

@@ -4,7 +4,7 @@ import logging
 import sqlite3
 from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from kvactors.actors.frontends.server.agents.events import event_routes
 from kvactors.actors.frontends.server.agents.routes import agent_routes
 from kvactors.actors.frontends.server.answering.completions import Completions
+from kvactors.actors.frontends.server.answering.home import of_nobody
 from kvactors.actors.frontends.server.answering.service import Service
 from kvactors.actors.frontends.server.page.routes import page_routes
 from kvactors.actors.frontends.server.web.guard import Gate, Guard, shape_of
@@ -98,7 +99,6 @@ def make_app(
 
 def _health(service: Service, keys: Callable[[], Collection[str]]) -> tuple[bool, dict[str, Any]]:
     health = service.system.health()
-    if keys():
-        # Whoever asks, these are agents of others.
-        health = replace(health, waiting=())
-    return health.state in ("ok", "stalled") and not service.claims.closing, asdict(health)
+    well = health.state in ("ok", "stalled") and not service.claims.closing
+    # Nobody needs a key to ask.
+    return well, of_nobody(asdict(health)) if keys() else asdict(health)
