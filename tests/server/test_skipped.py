@@ -19,6 +19,11 @@ RESPONSE: dict[str, Any] = {"input": "hello", "max_output_tokens": 4}
 MESSAGE: dict[str, Any] = {"messages": HELLO, "max_tokens": 4}
 NAMELESS = {"type": "function", "function": {"name": ""}}
 ANY = {"name": "run", "input_schema": {}}
+CUSTOM = {
+    "type": "allowed_tools",
+    "allowed_tools": {"mode": "required", "tools": [{"type": "custom", "custom": {"name": "run"}}]},
+}
+HOSTED = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp", "server_label": "s"}]}
 SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 
 
@@ -47,6 +52,11 @@ def items(*between: dict[str, Any]) -> list[dict[str, Any]]:
             },
             "tools: custom, tool_choice: custom",
         ),
+        (
+            "chat/completions",
+            CHAT | {"tools": [{"type": "custom", "custom": RUN}], "tool_choice": CUSTOM},
+            "tools: custom",
+        ),
         ("chat/completions", CHAT | {"tools": [{"type": ["x"]}]}, "tools: ['x']"),
         ("chat/completions", CHAT | {"tools": [{"type": {"a": 1}}]}, "tools: {'a': 1}"),
         (
@@ -63,6 +73,26 @@ def items(*between: dict[str, Any]) -> list[dict[str, Any]]:
             "responses",
             RESPONSE | {"input": items({"type": "local_shell_call", "call_id": "1"})},
             "input: local_shell_call",
+        ),
+        (
+            "responses",
+            RESPONSE | {"input": items({"type": "compaction", "encrypted_content": "x"})},
+            "input: compaction",
+        ),
+        (
+            "responses",
+            RESPONSE | {"tools": [{"type": "mcp", "server_label": "s"}], "tool_choice": HOSTED},
+            "tools: mcp",
+        ),
+        (
+            "responses",
+            RESPONSE
+            | {
+                "reasoning": {"effort": "high"},
+                "text": {"verbosity": "low"},
+                "include": ["reasoning.encrypted_content"],
+            },
+            "reasoning, text.verbosity, include: reasoning.encrypted_content",
         ),
         (
             "messages",
@@ -90,6 +120,15 @@ def items(*between: dict[str, Any]) -> list[dict[str, Any]]:
             },
             "messages: server_tool_use, messages: web_search_tool_result",
         ),
+        (
+            "messages",
+            MESSAGE
+            | {
+                "messages": blocks({"type": "fallback"}, {"type": "compaction", "content": "Yes."}),
+                "output_config": {"effort": "low"},
+            },
+            "messages: fallback, output_config.effort",
+        ),
     ],
 )
 def test_what_a_provider_does_itself_is_skipped_and_named(
@@ -99,6 +138,18 @@ def test_what_a_provider_does_itself_is_skipped_and_named(
 
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-kvactors-ignored"] == skipped
+
+
+@pytest.mark.parametrize(("choice", "reason"), [("any", "tool_use"), ("none", "end_turn")])
+def test_a_choice_of_tools_holds_beside_one_without_a_name(
+    server: Server, choice: str, reason: str
+) -> None:
+    tools = [ANY, {"type": "mcp_toolset", "mcp_server_name": "s"}]
+    body = MESSAGE | {"tools": tools, "tool_choice": {"type": choice}, "max_tokens": 200}
+
+    answer = httpx.post(f"{server.url}/v1/messages", json=body, timeout=WAIT)
+
+    assert answer.json()["stop_reason"] == reason
 
 
 @pytest.mark.parametrize(

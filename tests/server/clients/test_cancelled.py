@@ -1,10 +1,11 @@
 """A turn that is cancelled by somebody else than its client."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import anthropic
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
 from kvactors.actors import AgentSystem
 
@@ -17,12 +18,23 @@ ASKED = {
 }
 
 
-def cancelled_at_its_first_text(stream: Any, system: AgentSystem, agent: str) -> None:
-    """Read all, while the program cancels what its agent does."""
-    for _ in stream:
-        found = system.find(agent)
+class Long(BaseModel):
+    """The same as a type."""
+
+    words: Annotated[list[Annotated[str, Field(min_length=40)]], Field(min_length=60)]
+
+
+def cancelled_at_its_first_text(
+    stream: Any, system: AgentSystem, agent: str, kind: str = ""
+) -> Any:
+    """The last of all events, while the program cancels what its agent does: at each, or those of
+    this `kind`."""
+    for event in stream:
+        found, last = system.find(agent), event
         assert found is not None
-        found.cancel()
+        if not kind or event.type == kind:
+            found.cancel()
+    return last
 
 
 def test_half_an_answer_of_chat_is_told_as_an_error(client: Any, system: AgentSystem) -> None:
@@ -41,3 +53,25 @@ def test_half_a_message_is_told_as_an_error(claude: Any, system: AgentSystem) ->
 
     with pytest.raises(anthropic.APIError, match="the turn was cancelled"):
         cancelled_at_its_first_text(stream, system, "counts too")
+
+
+def test_half_a_typed_response_is_told_as_failed(client: Any, system: AgentSystem) -> None:
+    named = {"X-Kvactors-Agent": "counts in a type"}
+    asked = {"model": "default", "input": "Count.", "max_output_tokens": 9000}
+    with client.responses.stream(**asked, text_format=Long, extra_headers=named) as stream:
+        last = cancelled_at_its_first_text(
+            stream, system, "counts in a type", "response.output_text.delta"
+        )
+
+    assert last.type == "response.failed"
+    assert last.response.error.message == "the turn was cancelled"
+
+
+def test_half_a_typed_message_is_told_as_an_error(claude: Any, system: AgentSystem) -> None:
+    named = {"X-Kvactors-Agent": "counts in another"}
+    asked = {"messages": ASKED["messages"], "model": "default", "max_tokens": 9000}
+    with (
+        pytest.raises(anthropic.APIError, match="the turn was cancelled"),
+        claude.messages.stream(**asked, output_format=Long, extra_headers=named) as stream,
+    ):
+        cancelled_at_its_first_text(stream, system, "counts in another", "text")

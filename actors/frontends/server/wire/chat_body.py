@@ -26,6 +26,7 @@ from kvactors.actors.frontends.server.wire.reading import (
     Stops,
     name_of,
     nucleus,
+    of_provider,
 )
 from kvactors.core.schedule.sampling import Sampling
 
@@ -192,7 +193,9 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> tuple[ToolChoice, froze
         if not isinstance(allowed, dict) or not isinstance(listed, list):
             raise refused("tool_choice.allowed_tools", "a mode, and a list of tools")
         mode = mode_of("tool_choice.allowed_tools.mode", allowed.get("mode"))
-        return ToolChoice(mode), frozenset(map(_named, listed))
+        ours = [tool for tool in listed if not of_provider(tool)]
+        # Those that are skipped cannot be required.
+        return ToolChoice(mode if ours else "none"), frozenset(map(_named, ours))
     if choice.get("type") not in _CHOICES:
         return ToolChoice(), None
     return ToolChoice("required", _named(choice)), None

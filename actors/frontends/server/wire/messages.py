@@ -63,8 +63,8 @@ def messages_routes(answers: Answers, named: Named) -> APIRouter:
         headers = reuse_headers(answer.opened, ignored(body, *skipped(body)))
         if body.stream:
             ping = _event("ping", {})
-            return streamed(_stream(answer, model), lambda: ping, headers)
-        message = await while_there(request, _whole(answer, model))
+            return streamed(_stream(answer, model, body), lambda: ping, headers)
+        message = await while_there(request, _whole(answer, model, body))
         return JSONResponse(message, headers=headers)
 
     @router.post("/v1/messages/count_tokens")
@@ -77,14 +77,15 @@ def messages_routes(answers: Answers, named: Named) -> APIRouter:
     return router
 
 
-async def _whole(answer: Answer, model: str) -> dict[str, Any]:
+async def _whole(answer: Answer, model: str, body: MessagesBody) -> dict[str, Any]:
     """The message as one object."""
     message, content = _message(answer, model), list[dict[str, Any]]()
     async for event in answer:
         if isinstance(event, Said):
             _block(content, "text")["text"] += event.text
         elif isinstance(event, Thought):
-            _block(content, "thinking")["thinking"] += event.text
+            if body.shows_thinking:
+                _block(content, "thinking")["thinking"] += event.text
         elif isinstance(event, CallBegun):
             content.append(_tool_use(event))
         elif isinstance(event, CallEnded):
@@ -101,7 +102,9 @@ def _block(content: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     return content[-1]
 
 
-async def _stream(answer: Answer, model: str) -> AsyncGenerator[ServerSentEvent, None]:
+async def _stream(
+    answer: Answer, model: str, body: MessagesBody
+) -> AsyncGenerator[ServerSentEvent, None]:
     """The message as events: one block after the other."""
     blocks = _Blocks()
     try:
@@ -111,13 +114,13 @@ async def _stream(answer: Answer, model: str) -> AsyncGenerator[ServerSentEvent,
                 message = _message(answer, model) | {"usage": usage}
                 yield _event("message_start", {"message": message})
             elif isinstance(event, Ended):
+                # Who is told that a block is whole reads it at once: not of half an answer.
+                delta = _stopped(event)
                 for told in blocks.close():
                     yield told
-                yield _event(
-                    "message_delta", {"delta": _stopped(event), "usage": _usage(event.usage)}
-                )
+                yield _event("message_delta", {"delta": delta, "usage": _usage(event.usage)})
                 yield _event("message_stop", {})
-            else:
+            elif body.shows_thinking or not isinstance(event, Thought):
                 for told in blocks.tell(event):
                     yield told
     except Exception as error:

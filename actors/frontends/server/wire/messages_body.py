@@ -23,8 +23,13 @@ from kvactors.core.schedule.sampling import Sampling
 __all__ = ["CountBody", "MessagesBody", "inquiry_of", "skipped"]
 
 
-# Blocks that say what Anthropic's own servers did, and hold nothing for anybody else.
+# Blocks that say what Anthropic's own servers did or shall do, and hold nothing for anybody else.
 _OTHERS = (
+    "advisor_tool_result",
+    "fallback",
+    "mcp_tool_listing",
+    "tool_addition",
+    "tool_removal",
     "server_tool_use",
     "web_search_tool_result",
     "web_fetch_tool_result",
@@ -59,6 +64,12 @@ class MessagesBody(CountBody):
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=0)
     output_config: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+
+    @property
+    def shows_thinking(self) -> bool:
+        """Whether its client reads what is thought; unless it says otherwise."""
+        return (self.thinking or {}).get("type") != "disabled"
 
 
 def inquiry_of(request: Request, body: CountBody) -> Inquiry:
@@ -76,9 +87,8 @@ def inquiry_of(request: Request, body: CountBody) -> Inquiry:
     choice = body.tool_choice or {}
     named, others = choice.get("name"), [t for t in body.tools or () if not _is_custom(t)]
     chosen = _tool_choice(choice)
-    if others and (
-        len(others) == len(body.tools or ()) or named in [t.get("name") for t in others]
-    ):
+    skips = named is not None and named in [tool.get("name") for tool in others]
+    if others and (skips or len(others) == len(body.tools or ())):
         # Those that are skipped cannot be required.
         chosen = ToolChoice()
     return Inquiry(
@@ -93,14 +103,16 @@ def inquiry_of(request: Request, body: CountBody) -> Inquiry:
 
 
 def skipped(body: CountBody) -> list[str]:
-    """Tools and blocks of kinds that only Anthropic's own servers run."""
+    """What of the fields of a `body` changes nothing: kinds of tools and blocks that only the
+    servers of Anthropic run, and a wish that nobody here fulfils."""
     tools = [f"tools: {tool.get('type')}" for tool in body.tools or () if not _is_custom(tool)]
     lists = (message.get("content") for message in body.messages)
     blocks = (block for content in lists if isinstance(content, list) for block in content)
     kinds = (block.get("type") for block in blocks if isinstance(block, dict))
-    return list(
-        dict.fromkeys([*tools, *(f"messages: {kind}" for kind in kinds if kind in _OTHERS)])
-    )
+    said = [f"messages: {kind}" for kind in kinds if kind in _OTHERS]
+    config = body.output_config if isinstance(body, MessagesBody) else None
+    effort = ["output_config.effort"] if (config or {}).get("effort") else []
+    return list(dict.fromkeys([*tools, *said, *effort]))
 
 
 def _sampling(body: MessagesBody) -> Sampling:
@@ -141,6 +153,8 @@ def _messages(where: str, message: Mapping[str, Any]) -> Iterator[Message]:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "text" and isinstance(block.get("text"), str):
             text += block["text"]
+        elif kind == "compaction":
+            text += str(block.get("content") or "")
         elif kind == "thinking":
             thinking += str(block.get("thinking") or "")
         elif kind == "redacted_thinking" or kind in _OTHERS:

@@ -16,7 +16,17 @@ from pydantic_core import core_schema
 from kvactors.actors.frontends.server.wire.errors import Failure, refused
 from kvactors.core.schedule.sampling import LEAST_SEED, MOST_SEED
 
-__all__ = ["Body", "Listed", "Seed", "Stops", "content_of", "name_of", "nucleus", "record_of"]
+__all__ = [
+    "Body",
+    "Listed",
+    "Seed",
+    "Stops",
+    "content_of",
+    "name_of",
+    "nucleus",
+    "of_provider",
+    "record_of",
+]
 
 MOST_NESTED = 64
 # Keys and values of a body: a thousand prompts of a thousand token ids.
@@ -136,6 +146,11 @@ def _finite(digits: str) -> float:
     if math.isinf(value := float(digits)):
         raise ValueError(f"{digits[:MOST_SHOWN]} is larger than a number can be")
     return value
+
+
+def of_provider(tool: Any) -> bool:
+    """Whether a `tool` that is named is no function, but a kind that only a provider runs."""
+    return isinstance(tool, dict) and tool.get("type", "function") != "function"
 
 
 def name_of(where: str, tool: Any) -> str:

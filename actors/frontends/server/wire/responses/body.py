@@ -22,7 +22,13 @@ from kvactors.actors.frontends.server.exchange.inquiry import (
 from kvactors.actors.frontends.server.wire.asking import client_of
 from kvactors.actors.frontends.server.wire.chat_body import MOST_TOKENS, mode_of
 from kvactors.actors.frontends.server.wire.errors import refused
-from kvactors.actors.frontends.server.wire.reading import Body, Listed, name_of, nucleus
+from kvactors.actors.frontends.server.wire.reading import (
+    Body,
+    Listed,
+    name_of,
+    nucleus,
+    of_provider,
+)
 from kvactors.actors.frontends.server.wire.responses.items import Item, listed, messages_of, unsaid
 from kvactors.core.schedule.sampling import Sampling
 
@@ -100,7 +106,8 @@ def inquiry_of(request: Request, body: ResponseBody, past: Past) -> Inquiry:
 
 
 def skipped(body: ResponseBody) -> list[str]:
-    """What of tools and items changes nothing: kinds that only OpenAI's own servers run."""
+    """What of a `body`'s fields changes nothing: kinds of tools and items that only OpenAI's own
+    servers run, and wishes that nobody here fulfils."""
     found = list[str]()
     for tool in body.tools or ():
         if tool.get("type") == "namespace":
@@ -109,6 +116,9 @@ def skipped(body: ResponseBody) -> list[str]:
         elif tool.get("type") != "function":
             found.append(f"tools: {tool.get('type')}")
     found += [f"input: {kind}" for kind in unsaid(body.input)]
+    found += ["reasoning"] if body.reasoning else []
+    found += ["text.verbosity"] if (body.text or {}).get("verbosity") else []
+    found += [f"include: {wish}" for wish in body.include or () if wish != _LOGPROBS]
     choice = body.tool_choice
     if isinstance(choice, dict) and choice.get("type") not in ("function", "allowed_tools"):
         found.append(f"tool_choice: {choice.get('type')}")
@@ -151,8 +161,11 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> tuple[ToolChoice, froze
     if not isinstance(choice, dict):
         return ToolChoice(mode_of("tool_choice", choice)), None
     if choice.get("type") == "allowed_tools":
-        names = {name_of("tool_choice.tools", tool) for tool in _list("tool_choice", choice)}
-        return ToolChoice(mode_of("tool_choice.mode", choice.get("mode"))), frozenset(names)
+        mode, named = mode_of("tool_choice.mode", choice.get("mode")), _list("tool_choice", choice)
+        ours = [tool for tool in named if not of_provider(tool)]
+        names = frozenset(name_of("tool_choice.tools", tool) for tool in ours)
+        # Those that are skipped cannot be required.
+        return ToolChoice(mode if ours else "none"), names
     if choice.get("type") == "function":
         return ToolChoice("required", name_of("tool_choice", choice)), None
     # One that is skipped cannot be required.

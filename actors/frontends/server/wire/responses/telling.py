@@ -51,8 +51,7 @@ class Telling:
                     yield self._numbered(told)
         except Exception as error:
             self._response |= _failed(error)
-            for told in self._output.close("incomplete"):
-                yield self._numbered(told)
+            self._cut()
         yield await self._end(keep)
 
     async def whole(self, keep: Keep) -> dict[str, Any]:
@@ -67,8 +66,16 @@ class Telling:
         if not isinstance(event, Ended):
             return self._output.tell(event)
         self._response |= _ended(event)
+        if self._response["status"] == "failed":
+            self._cut()
+            return iter(())
         complete = self._response["status"] == "completed"
         return self._output.close_all("completed" if complete else "incomplete")
+
+    def _cut(self) -> None:
+        """End what is open. Nobody is told: who is told that a text is whole reads it at once."""
+        for _ in self._output.close("incomplete"):
+            pass
 
     async def _end(self, keep: Keep) -> Told:
         """The last event, once what it tells is kept."""
