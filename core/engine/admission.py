@@ -204,12 +204,13 @@ class Admission:
             return False
         if self._transfer.must_ask_for_more(request):
             return False
-        return self._sharing.donor(request) is None and any(
+        prefilled = any(
             other.prompt_hash == request.prompt_hash
             and other.form is request.form
             and other.cached < other.shared
             for other in ahead
         )
+        return prefilled and self._sharing.donor(request) is None
 
     def _gave_way_to(self, request: Request, running: Sequence[Request]) -> bool:
         """Whether the turns that this one gave way to still run, all of them."""

@@ -24,7 +24,7 @@ from kvactors.core.engine.memory import Memory
 from kvactors.core.engine.metrics import EngineMetrics
 from kvactors.core.engine.prefix_sharing import PrefixSharing
 from kvactors.core.errors import TurnFailed
-from kvactors.core.model.load import LoadedModel
+from kvactors.core.model.load import LoadedModel, stated_positions
 from kvactors.core.schedule.events import Aborted, Begun, Event, Finished, KVNeeded
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.scheduler import Scheduler, SchedulerConfig
@@ -271,7 +271,8 @@ def _speculation(loaded: LoadedModel, config: EngineConfig, memory: Memory) -> S
         return None
     if loaded.draft is None:
         return Speculation(config.speculation)
-    memory.drafts = Chains(loaded.draft, loaded.spec.vocab_size, memory.can_draft)
+    positions = stated_positions(loaded.draft)
+    memory.drafts = Chains(loaded.draft, loaded.spec.vocab_size, memory.can_draft, positions)
     return Speculation(config.speculation, memory.drafts)
 
 

@@ -76,8 +76,7 @@ class Session(CacheSession[Face]):
         Raises InvalidStep, CacheFull, TokenOutOfRange before anything is done. If the model raises
         the cache is as before, and what was declared for the step stays so.
         """
-        if self._model is None:
-            raise InvalidStep(f"the session {self.key} was closed")
+        self._check_open()
         fed = self._checked(tokens, len(positions))
         # MLX takes Python's integers alone.
         asked = whole_numbers("a position", positions)
@@ -90,6 +89,10 @@ class Session(CacheSession[Face]):
             raise
         self._planner.end_step()
         return logits
+
+    def _check_open(self) -> None:
+        if self._model is None:
+            raise InvalidStep(f"the session {self.key} was closed")
 
     def _checked(self, tokens: Sequence[int], positions: int) -> mx.array:
         if len(tokens) != positions:
@@ -134,13 +137,15 @@ class Session(CacheSession[Face]):
         Returns [1, heads, T, dim]. The next step begins with other positions or a verb of the
         cache. Raises InvalidStep, CacheFull before anything is done.
         """
+        self._check_open()
         self.row.check([queries.shape, keys.shape, values.shape], len(positions), layer_id)
-        plan = self._planner.plan(positions)
+        asked = whole_numbers("a position", positions)
+        plan = self._planner.plan(asked)
         return self.row.update_and_attend(
             queries,
             keys,
             values,
-            tuple(positions),
+            asked,
             plan,
             layer_id=layer_id,
             scale=scale,

@@ -6,6 +6,7 @@ stays when its turn ends, as long as there is plenty of memory, so that the agen
 only what is new.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -70,13 +71,19 @@ class DraftRow:
 class Chains:
     """The caches of a draft `model` of mlx-lm, whose tokens below `vocabulary` are meant, for the
     agents that it drafts for. `plenty` says whether there is memory for a row that grows by so many
-    bytes, to feed so many tokens behind so many."""
+    bytes, to feed so many tokens behind so many. `positions`: how many the model was made for, if
+    it says so; a learned table would be read beyond its end without a word."""
 
     def __init__(
-        self, model: Any, vocabulary: int, plenty: Callable[[int, int, int], bool]
+        self,
+        model: Any,
+        vocabulary: int,
+        plenty: Callable[[int, int, int], bool],
+        positions: int | None = None,
     ) -> None:
         self._model = model
         self._vocabulary = vocabulary
+        self._positions = positions or math.inf
         self._plenty = plenty
         # Who drafted last is last.
         self._rows: dict[str, DraftRow] = {}
@@ -90,8 +97,10 @@ class Chains:
         return len(request.tokens) if row is None else row.missing(request)
 
     def fits(self, request: Request, drafted: int) -> bool:
-        """Whether there is plenty of memory to draft so many tokens for a turn, if what is kept of
-        agents that do not run goes. Nothing goes yet."""
+        """Whether the model has positions, and there is plenty of memory, to draft so many tokens
+        for a turn, if what is kept of agents that do not run goes. Nothing goes yet."""
+        if len(request.tokens) + drafted > self._positions:
+            return False
         self.missing(request)
         idle = sum(row.nbytes for row in self._rows.values() if row.request is None)
         return self._fits(request, drafted, idle)

@@ -182,6 +182,22 @@ def test_the_result_of_attention_has_the_dtype_that_is_asked_for() -> None:
         assert mx.array_equal(same.astype(mx.float16), half)
 
 
+@pytest.mark.parametrize("kind", [np.array, list])
+def test_positions_of_numpy_are_positions_of_layers_too_and_a_closed_session_has_none(
+    kind: Any,
+) -> None:
+    new = mx.random.normal((1, 2, 2, 64), key=mx.random.key(1))
+    with make_seq_session(tiny_model(), config(8)) as session:
+        session.cache.begin_step([0, 1])
+        layer = {"layer_id": 0, "scale": 0.1}
+        out = session.update_and_attend(new, new, new, kind([0, 0]), **layer)
+
+        assert mx.allclose(out, new, atol=0.2)
+        assert (session.cache.seq_len(0), session.cache.seq_len(1)) == (1, 1)
+    with pytest.raises(InvalidStep, match="was closed"):
+        session.update_and_attend(new, new, new, kind([1, 1]), **layer)
+
+
 @pytest.mark.parametrize(
     ("shapes", "layer_id", "message"),
     [
