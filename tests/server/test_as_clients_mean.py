@@ -193,7 +193,7 @@ def test_an_answer_begins_with_the_blanks_that_it_has() -> None:
 
 
 def test_a_host_is_known_by_its_name_however_it_is_written() -> None:
-    gate: Gate = Settings(names=("My.Host",)).gate()
+    gate: Gate = Settings(names=("My.Host",), keys=lambda: {"k" * 20}).gate()
 
     assert gate.admit([(b"host", b"my.host:8017")], "/health") == ""
 

@@ -8,6 +8,8 @@ from kvactors.actors.frontends.server.identity.rules import read_rules, strip
 from kvactors.actors.frontends.server.web.settings import Settings
 from kvactors.core.errors import InvalidConfig
 
+KEYS = {"k" * 20}
+
 
 @pytest.mark.parametrize(
     "origin", ["*", "a.b", "https://*.a.b", "https://a.b/", "https://A.b", "https://", ""]
@@ -32,7 +34,25 @@ def test_what_never_stands_for_a_host_is_no_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["My.Host", "10.0.0.7", "fe80::1", "haus-ä.de"])
 def test_names_and_addresses_are_names(name: str) -> None:
-    assert name.lower() in Settings(names=(name,)).gate().hosts
+    assert name.lower() in Settings(names=(name,), keys=lambda: KEYS).gate().hosts
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "my.host", ""])
+def test_who_can_be_reached_by_others_needs_keys(host: str) -> None:
+    with pytest.raises(InvalidConfig, match=r"can be reached by others: give --api-key-file"):
+        Settings(host=host)
+
+
+def test_whoever_is_reached_through_a_proxy_needs_keys() -> None:
+    with pytest.raises(InvalidConfig, match=r"^my.host can be reached by others"):
+        Settings(names=("localhost", "my.host"))
+
+    assert "my.host" not in Settings(names=("LocalHost",)).gate().hosts
+
+
+@pytest.mark.parametrize(("host", "every"), [("0.0.0.0", True), ("::", True), ("10.0.0.7", False)])
+def test_any_name_is_answered_where_it_listens_everywhere(host: str, *, every: bool) -> None:
+    assert (not Settings(host=host, keys=lambda: KEYS).gate().hosts) is every
 
 
 def rules(path: Path, pattern: str, tell: str = "{}") -> Path:

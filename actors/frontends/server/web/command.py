@@ -48,7 +48,8 @@ def _serve(
         list[str] | None, typer.Option(help="An origin whose pages may call this server.")
     ] = None,
     name: Annotated[
-        list[str] | None, typer.Option(help="A further name of this host, behind a proxy.")
+        list[str] | None,
+        typer.Option(help="A further name of this host, behind a proxy: needs keys."),
     ] = None,
     rules: Annotated[
         Path | None, typer.Option(help="A TOML file of rules, beside the shipped ones.")

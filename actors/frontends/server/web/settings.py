@@ -25,9 +25,9 @@ _NAME = re.compile(r"[^/?#@*\s:\[\]]+|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*")
 class Settings:
     """How a server listens, and to whom.
 
-    `host` and `port` (0: a free one); any host but a loopback one needs `keys`, which gives the API
-    keys that count now. `names` are further names in Host that it answers to, `origins` other sites
-    whose pages may call it. Requests may name the model by `aliases` too, or anyhow with
+    `host` and `port` (0: a free one), `names` further ones in Host that it answers to; any of these
+    but a loopback one needs `keys`, which gives the API keys that count now. `origins` are other
+    sites whose pages may call it. Requests may name the model by `aliases` too, or anyhow with
     `any_model`. `rules` say what in a system prompt is no difference. `most` turns may
     be open at once; `grace` seconds are left to them when it stops; `limits` bound a request.
     Agents without a name leave
@@ -51,10 +51,6 @@ class Settings:
     encryption_key: EncryptionKey | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if self.host not in LOOPBACK and not self.keys():
-            raise InvalidConfig(
-                f"{self.host} can be reached by others: give --api-key-file, or listen on 127.0.0.1"
-            )
         for origin in self.origins:
             if not _ORIGIN.fullmatch(origin):
                 raise InvalidConfig(
@@ -66,6 +62,13 @@ class Settings:
                 raise InvalidConfig(
                     f"{name!r} is no name of a host: write it as it stands in Host, without a "
                     "scheme, a port or a path"
+                )
+        # A name is a proxy's, and who asks that is whoever reaches it.
+        for name in (self.host, *self.names):
+            if name.lower() not in LOOPBACK and not self.keys():
+                raise InvalidConfig(
+                    f"{name} can be reached by others: give --api-key-file, or listen on 127.0.0.1 "
+                    "without another --name"
                 )
 
     def gate(self) -> Gate:
