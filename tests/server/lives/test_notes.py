@@ -10,6 +10,8 @@ from chats import post
 from inside import system_of
 
 from kvactors.actors.frontends.server.identity.index import Index, Known, Place
+from kvactors.actors.frontends.server.identity.rules import standing_rules
+from kvactors.actors.frontends.server.identity.sealed import Sealed
 from kvactors.actors.frontends.server.web.serve import Server
 
 RULES = "Be careful. " * 30
@@ -167,3 +169,24 @@ def test_places_of_an_index_of_before_have_the_notes_of_their_agents(tmp_path: P
 
     assert [place.notes for place in again.places([b"0"])] == ['{"date": "today"}']
     again.close()
+
+
+def test_notes_of_before_they_were_sealed_are_read_and_without_the_key_none(tmp_path: Path) -> None:
+    path, sealed = tmp_path / "clients.db", Sealed(bytes(32))
+    told = '{"values": {"date": "today"}, "tools": []}'
+
+    def noted(name: str, index: Index) -> set[str]:
+        """What the `index` has noted, once an agent of this `name` is noted too."""
+        known = Known(name, "", "", "{}", told, named=False)
+        index.begin(known)
+        index.note(known, 0, [Place(b"0", name, 1, "mark", told)])
+        found = {place.notes for place in index.places([b"0"])}
+        ann = index.known("ann")
+        assert ann is not None
+        index.close()
+        return found | {ann.notes}
+
+    assert noted("ann", Index(path)) == {told}
+    assert noted("emma", Index(path, sealed=sealed)) == {told}
+    assert noted("marco", Index(path)) == {told, ""}
+    assert standing_rules((), "", told) == (("date",), "")

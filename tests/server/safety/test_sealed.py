@@ -11,6 +11,7 @@ from kvactors.actors.frontends.server.web.serve import serve
 from kvactors.actors.testing import FaultyModel
 
 SECRET = "the treasure lies under the oak"
+BRANCH = "gitStatus: on a branch that is called oak"
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
@@ -40,9 +41,13 @@ def test_the_index_of_an_encrypted_store_has_nothing_in_the_clear(
         other = client.responses.with_raw_response.create(
             model="any", input="The oak", max_output_tokens=4
         )
+        client.responses.create(
+            model="any", input="hello", instructions=f"Dig.\n\n{BRANCH}", max_output_tokens=4
+        )
         files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
 
     assert SECRET in str(given)
     assert again.status == "incomplete"
     assert "the treasu" in other.headers["x-kvactors-miss"]
-    assert any(SECRET.encode() in content for content in files) is not encrypted
+    for secret in (SECRET, BRANCH):
+        assert any(secret.encode() in content for content in files) is not encrypted

@@ -2,44 +2,25 @@
 
 A place says that an agent's first `turns` turns are a conversation, by its hash. The index is
 derived: what it lost costs a prefill, never a turn. It holds no text but the prompts that agents
-were made with and, if `texts` says so, what the report of a miss shows.
+were made with, what rules note of them and, if `texts` says so, what the report of a miss shows:
+sealed where the store is. Names (of agents, of clients' threads, of tools) and hashes never are.
 """
 
-import logging
 import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from kvactors.actors.frontends.server.identity.sealed import Sealed
+from kvactors.actors.frontends.server.identity.tables import opened
 
 __all__ = ["Index", "Known", "Place", "unnamed"]
 
-logger = logging.getLogger(__name__)
-
 # Of those that are alike so many are looked at, for there may be any number.
 SOME = 64
-_TABLES = """
-create table if not exists agents(
-    agent text primary key, tenant text not null, thread text not null, tools text not null,
-    notes text not null, named integer not null, used real not null,
-    prompt not null default '');
-create index if not exists threads on agents(tenant, thread);
-create table if not exists places(
-    chain blob not null, agent text not null, turns integer not null, mark text not null,
-    notes text not null default '', primary key(chain, agent)) without rowid;
-create index if not exists places_of on places(agent, turns);
-create table if not exists said(chain blob primary key, parent blob not null, text text not null)
-    without rowid;
-create index if not exists said_behind on said(parent);
-create table if not exists answers(
-    answer text primary key, tenant text not null, chain blob not null, agent text not null,
-    made real not null) without rowid;
-create index if not exists answers_of on answers(agent);
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,23 +71,7 @@ class Index:
         self.sealed = sealed
         self._texts = texts
         self._clock = clock
-        self._db = _opened(path)
-        if "prompt" not in self._columns("agents"):
-            self._db.execute("alter table agents add column prompt not null default ''")
-        if "notes" not in self._columns("places"):
-            # Before, an agent's last notes stood for all its places.
-            self._db.executescript(
-                "alter table places add column notes text not null default '';"
-                "update places set notes = coalesce((select notes from agents"
-                " where agents.agent = places.agent), '{}');"
-            )
-        if self._db.execute("pragma user_version").fetchone() == (0,):
-            # Before, texts stayed that an agent had gone back behind, and nothing else finds them.
-            self._db.executescript(
-                "delete from said where not exists"
-                " (select 1 from places where places.chain = said.chain);"
-                "pragma user_version = 1;"
-            )
+        self._db = opened(path)
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -132,7 +97,7 @@ class Index:
                 f" where turns > 0 and chain in ({','.join('?' * len(some))})",
                 some,
             ).fetchall()
-        places = [Place(*row) for row in found]
+        places = [self._place(*row) for row in found]
         return sorted(places, key=lambda place: -order[place.chain])
 
     def beginnings(self, chain: bytes, tools: str) -> list[Place]:
@@ -143,7 +108,7 @@ class Index:
             f" where chain = ? and turns = 0 and tools = ? limit {SOME}",
             (chain, tools),
         )
-        return [Place(*row) for row in rows]
+        return [self._place(*row) for row in rows]
 
     def known(self, agent_id: str) -> Known | None:
         """An agent of this id, if a client made it."""
@@ -151,7 +116,10 @@ class Index:
             "select agent, tenant, thread, tools, notes, named, prompt from agents where agent = ?",
             (agent_id,),
         ).fetchone()
-        return None if row is None else replace(Known(*row), prompt=self.sealed.read(row[-1]))
+        if row is None:
+            return None
+        known, read = Known(*row), self.sealed.read
+        return replace(known, notes=read(known.notes), prompt=read(known.prompt))
 
     def begun(self, agent_id: str) -> bool:
         """Whether an agent knows any conversation."""
@@ -191,8 +159,9 @@ class Index:
         )
         return [agent for (agent,) in rows]
 
-    def _columns(self, table: str) -> list[str]:
-        return [row[1] for row in self._db.execute(f"pragma table_info({table})")]
+    def _place(self, *row: Any) -> Place:
+        place = Place(*row)
+        return replace(place, notes=self.sealed.read(place.notes))
 
     # -- writing -----------------------------------------------------------------------
 
@@ -201,8 +170,9 @@ class Index:
         with self._db:
             self._db.execute(
                 "insert or replace into agents values (?, ?, ?, ?, ?, ?, ?, ?)",
-                (known.agent_id, known.tenant, known.thread, known.tools, known.notes, known.named,
-                 self._clock(), known.prompt and self.sealed.write(known.prompt)),
+                (known.agent_id, known.tenant, known.thread, known.tools,
+                 self.sealed.write(known.notes), known.named, self._clock(),
+                 known.prompt and self.sealed.write(known.prompt)),
             )  # fmt: skip
 
     def touch(self, agent_id: str) -> None:
@@ -217,15 +187,16 @@ class Index:
         its end; of tools and notes it was told those that are `known`. `answer_id` names what it
         answered there."""
         agent_id, places, now = known.agent_id, list(places), self._clock()
+        seal = self.sealed.write
         with self._db:
             self._leave(agent_id, keep)
             self._db.executemany(
                 "insert or replace into places values (?, ?, ?, ?, ?)",
-                [(p.chain, agent_id, p.turns, p.mark, p.notes) for p in places],
+                [(p.chain, agent_id, p.turns, p.mark, seal(p.notes)) for p in places],
             )
             self._db.execute(
                 "update agents set notes = ?, tools = ?, used = ? where agent = ?",
-                (known.notes, known.tools, now, agent_id),
+                (seal(known.notes), known.tools, now, agent_id),
             )
             if answer_id and places:
                 tenant = "(select tenant from agents where agent = ?)"
@@ -260,38 +231,3 @@ class Index:
             (agent_id, keep),
         )
         self._db.execute("delete from places where agent = ? and turns > ?", (agent_id, keep))
-
-
-def _opened(path: Path | None) -> sqlite3.Connection:
-    """The tables in the file `path`, or in memory. A file that is none of SQLite's, or damaged
-    anywhere, is set aside: kept responses are lost with it, and so is who knows what, so that
-    conversations are prefilled again by agents that are new."""
-    try:
-        return _with_tables(path)
-    except sqlite3.OperationalError:
-        raise
-    except sqlite3.DatabaseError as error:
-        if path is None:
-            raise
-        aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
-        logger.error("%s is set aside as %s, and begun anew: %s", path, aside.name, error)
-        path.replace(aside)
-        for name in ("-wal", "-shm"):
-            with suppress(FileNotFoundError):
-                path.with_name(path.name + name).replace(aside.with_name(aside.name + name))
-        return _with_tables(path)
-
-
-def _with_tables(path: Path | None) -> sqlite3.Connection:
-    database = sqlite3.connect(path or ":memory:", check_same_thread=False)
-    try:
-        if path is not None:
-            path.chmod(0o600)
-        database.executescript("pragma journal_mode=wal; pragma synchronous=normal;" + _TABLES)
-        (found,) = database.execute("pragma quick_check(1)").fetchone()
-        if found != "ok":
-            raise sqlite3.DatabaseError(found)
-    except BaseException:
-        database.close()
-        raise
-    return database

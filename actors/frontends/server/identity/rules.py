@@ -98,7 +98,8 @@ def _rule(entry: Any, where: str) -> Rule:
 def standing_rules(rules: Sequence[Rule], told: str, says: str) -> tuple[tuple[str, ...], str]:
     """The `rules` by which the ledger's own text stands, where an agent was `told` one thing by its
     system prompt and tools, as JSON, and it `says` another now; and what is to be told instead."""
-    before, now = json.loads(told), json.loads(says)
+    # Of what is sealed with a key that is not there nothing is known.
+    before, now = json.loads(told or "{}"), json.loads(says)
     known, values, tools = before.get("values", {}), now["values"], now["tools"]
     changed = {name: value for name, value in values.items() if known.get(name) != value}
     named = {rule.name: rule for rule in rules}

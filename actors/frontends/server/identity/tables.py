@@ -1,0 +1,90 @@
+"""The file of the index: its tables, and those of before. The thread of the index."""
+
+import logging
+import sqlite3
+import time
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["opened"]
+
+logger = logging.getLogger(__name__)
+
+_TABLES = """
+create table if not exists agents(
+    agent text primary key, tenant text not null, thread text not null, tools text not null,
+    notes text not null, named integer not null, used real not null,
+    prompt not null default '');
+create index if not exists threads on agents(tenant, thread);
+create table if not exists places(
+    chain blob not null, agent text not null, turns integer not null, mark text not null,
+    notes text not null default '', primary key(chain, agent)) without rowid;
+create index if not exists places_of on places(agent, turns);
+create table if not exists said(chain blob primary key, parent blob not null, text text not null)
+    without rowid;
+create index if not exists said_behind on said(parent);
+create table if not exists answers(
+    answer text primary key, tenant text not null, chain blob not null, agent text not null,
+    made real not null) without rowid;
+create index if not exists answers_of on answers(agent);
+"""
+
+
+def opened(path: Path | None) -> sqlite3.Connection:
+    """The tables in the file `path`, or in memory. A file that is none of SQLite's, or damaged
+    anywhere, is set aside: kept responses are lost with it, and so is who knows what, so that
+    conversations are prefilled again by agents that are new."""
+    try:
+        return _with_tables(path)
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError as error:
+        if path is None:
+            raise
+        aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+        logger.error("%s is set aside as %s, and begun anew: %s", path, aside.name, error)
+        path.replace(aside)
+        for name in ("-wal", "-shm"):
+            with suppress(FileNotFoundError):
+                path.with_name(path.name + name).replace(aside.with_name(aside.name + name))
+        return _with_tables(path)
+
+
+def _with_tables(path: Path | None) -> sqlite3.Connection:
+    database = sqlite3.connect(path or ":memory:", check_same_thread=False)
+    try:
+        if path is not None:
+            path.chmod(0o600)
+        database.executescript("pragma journal_mode=wal; pragma synchronous=normal;" + _TABLES)
+        (found,) = database.execute("pragma quick_check(1)").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
+        _renew(database)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _renew(database: sqlite3.Connection) -> None:
+    """Tables of before as they are by now."""
+    if "prompt" not in _columns(database, "agents"):
+        database.execute("alter table agents add column prompt not null default ''")
+    if "notes" not in _columns(database, "places"):
+        # Before, an agent's last notes stood for all its places.
+        database.executescript(
+            "alter table places add column notes text not null default '';"
+            "update places set notes = coalesce((select notes from agents"
+            " where agents.agent = places.agent), '{}');"
+        )
+    if database.execute("pragma user_version").fetchone() == (0,):
+        # Before, texts stayed that an agent had gone back behind, and nothing else finds them.
+        database.executescript(
+            "delete from said where not exists"
+            " (select 1 from places where places.chain = said.chain);"
+            "pragma user_version = 1;"
+        )
+
+
+def _columns(database: sqlite3.Connection, table: str) -> list[str]:
+    return [row[1] for row in database.execute(f"pragma table_info({table})")]
