@@ -199,6 +199,12 @@ def test_a_lane_cannot_wait_longer_than_a_thread_can() -> None:
 # -- journals --------------------------------------------------------------------------
 
 
+def test_a_journal_is_read_by_nobody_but_its_owner(open_system: OpenSystem, tmp_path: Path) -> None:
+    open_system(store=False, journal=tmp_path / "journal")
+
+    assert (tmp_path / "journal").stat().st_mode & 0o777 == 0o600
+
+
 def test_a_replay_knows_what_was_observed_what_failed_and_what_a_timer_sent(
     open_system: OpenSystem, tmp_path: Path
 ) -> None:
