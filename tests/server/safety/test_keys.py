@@ -9,7 +9,7 @@ import pytest
 from kvactors.actors.frontends.server.web.keys import KeyFile
 from kvactors.core.errors import InvalidConfig
 
-ANN, BEN, EVE = ("a" * 20, "b" * 20, "e" * 20)
+ANN, BEN, EVE = ("a" * 32, "b" * 32, "e" * 32)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_while_there_is_no_file_keys_stay_as_they_were(
     assert keys() == {EVE}
 
 
-@pytest.mark.parametrize(("kept", "mode"), [((ANN,), 0o644), ((), 0o600), (("short",), 0o600)])
+@pytest.mark.parametrize(("kept", "mode"), [((ANN,), 0o644), ((), 0o600), (("e" * 31,), 0o600)])
 def test_a_server_does_not_begin_with_a_file_that_is_wrong(
     path: Path, kept: tuple[str, ...], mode: int
 ) -> None:

@@ -12,7 +12,8 @@ __all__ = ["KeyFile"]
 
 logger = logging.getLogger(__name__)
 
-LEAST_LENGTH = 16
+# A key's hash, which names folders, could be turned back into one of 16.
+LEAST_LENGTH = 32
 # Seconds in which an empty file is one that is being written.
 WRITTEN = 1.0
 
