@@ -189,7 +189,7 @@ def test_positions_of_numpy_are_positions_of_layers_too_and_a_closed_session_has
     new = mx.random.normal((1, 2, 2, 64), key=mx.random.key(1))
     with make_seq_session(tiny_model(), config(8)) as session:
         session.cache.begin_step([0, 1])
-        layer = {"layer_id": 0, "scale": 0.1}
+        layer: dict[str, Any] = {"layer_id": 0, "scale": 0.1}
         out = session.update_and_attend(new, new, new, kind([0, 0]), **layer)
 
         assert mx.allclose(out, new, atol=0.2)
