@@ -4,14 +4,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
 from seeded import bug, seeded
 from typer.testing import CliRunner
 
 from kvactors.actors.cli import app
 from kvactors.actors.frontends.server.identity.rules import read_rules, shipped_rules
 from kvactors.actors.frontends.server.web import command_run
+from kvactors.actors.frontends.server.web.command_run import seconds_of
 from kvactors.actors.frontends.server.web.settings import Settings
 from kvactors.actors.frontends.server.wire.models import Named
+from kvactors.core.errors import InvalidConfig
 
 KEY = "a" * 20
 RULE = "[[rule]]\nname = 'moon'\npattern = 'Moon: .*'\naction = 'ignore'\n"
@@ -112,3 +115,17 @@ def test_a_model_answers_to_an_alias() -> None:
 
     assert named.check("x") == "x"
     assert [entry["id"] for entry in named.entries()] == ["m", "x"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("45s", 45), ("5m", 300), ("12h", 43_200), ("30d", 2_592_000), ("0s", 0), ("never", None)],
+)
+def test_how_long_agents_are_kept_is_said_with_a_unit(text: str, seconds: float | None) -> None:
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["30", "d", "-1d", "1.5h", "30 d", "30D", "1w", "1d12h", ""])
+def test_what_says_no_time_is_refused(text: str) -> None:
+    with pytest.raises(InvalidConfig, match="--keep is a number and s, m, h or d, or never"):
+        seconds_of(text)
