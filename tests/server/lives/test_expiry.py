@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from chats import WAIT, asked, post, url
+from inside import system_of
 from seeded import bug, seeded
 
 from kvactors.actors import AgentSystem
@@ -77,6 +78,54 @@ def test_the_longest_unused_go_until_the_rest_takes_no_more_than_it_may(tmp_path
 
     assert all(sizes.values())
     assert gone == agents[:2]
+
+
+def two_agents(server: Server) -> tuple[str, str]:
+    """Clients made both; the first was used two hours ago."""
+    first, second = (
+        post(server, asked(text)).headers["x-kvactors-agent"] for text in ("hello", "good day")
+    )
+    index = server.service.index.connection
+
+    def age() -> None:
+        with index:
+            index.execute("update agents set used = used - 7200 where agent = ?", (first,))
+
+    asyncio.run(server.service.claims.on_index(age))
+    return first, second
+
+
+def test_who_was_not_used_for_so_long_goes_and_nobody_else(server: Server) -> None:
+    first, second = two_agents(server)
+
+    assert asyncio.run(expire(server.service, None, 3 * 3600, None)) == []
+    assert asyncio.run(expire(server.service, None, None, None)) == []
+    assert asyncio.run(expire(server.service, None, 3600, None)) == [first]
+
+    assert [agent.agent_id for agent in system_of(server).agents()] == [second]
+    assert asyncio.run(server.service.claims.idle_agents(math.inf)) == [second]
+
+
+def test_who_was_not_used_for_an_hour_leaves_memory_each_time(server: Server) -> None:
+    first, _ = two_agents(server)
+    left = list[str]()
+
+    async def leaves_twice() -> None:
+        loop, twice = asyncio.get_running_loop(), asyncio.Event()
+
+        def deactivate(agent_id: str) -> None:
+            left.append(agent_id)
+            if len(left) == 2:
+                loop.call_soon_threadsafe(twice.set)
+
+        task = asyncio.create_task(keep_expiring(server.service, None, None, None, deactivate))
+        await twice.wait()
+        task.cancel()
+
+    with seeded(bug(expiry, "EVERY")(lambda _: 0.01)):
+        asyncio.run(asyncio.wait_for(leaves_twice(), WAIT))
+
+    assert left[:2] == [first, first]
 
 
 def test_who_is_not_asked_for_a_while_leaves_memory_and_comes_back_warm(tmp_path: Path) -> None:
