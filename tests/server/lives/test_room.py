@@ -1,6 +1,7 @@
 """Limits of an answer that are longer than the model's context: clients set them without a look."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -8,8 +9,10 @@ import pytest
 from chats import WAIT
 
 from kvactors.actors import AgentSystem
+from kvactors.actors.frontends.server.answering.asked import shortened
 from kvactors.actors.frontends.server.web.serve import Server, serve
 from kvactors.actors.testing import FaultyModel
+from kvactors.core.schedule.sampling import Sampling
 
 CONTEXT = 600
 LIMITS = {
@@ -53,6 +56,15 @@ def test_a_limit_beyond_the_context_is_what_the_context_leaves(server: Server, p
     assert answer.status_code == 200, answer.text
     prompt, answered = tokens(answer)
     assert 0 < answered <= CONTEXT - prompt
+
+
+@pytest.mark.parametrize(
+    ("left", "tokens"), [(500, 500), (256, 256), (255, 32_000), (40_000, 32_000)]
+)
+def test_a_limit_is_all_that_is_left_unless_that_is_hardly_anything(left: int, tokens: int) -> None:
+    asked = Sampling(max_tokens=32_000, temperature=0.5)
+
+    assert shortened(asked, left) == replace(asked, max_tokens=tokens)
 
 
 @pytest.mark.parametrize("path", LIMITS)
