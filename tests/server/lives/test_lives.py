@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,14 @@ from chats import WAIT, asked, post, until
 from inside import system_of
 
 from kvactors.actors import AgentSystem
+from kvactors.actors.frontends.server.answering.service import Service
+from kvactors.actors.frontends.server.exchange.events import Ended
+from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
+from kvactors.actors.frontends.server.identity.index import Index
+from kvactors.actors.frontends.server.identity.rules import shipped_rules
 from kvactors.actors.frontends.server.web.serve import Server, serve
 from kvactors.actors.testing import FaultyModel
+from kvactors.core.schedule.sampling import Sampling
 
 
 def agents(server: Server) -> list[Any]:
@@ -103,6 +110,32 @@ def test_who_comes_back_while_its_turn_is_still_ended_gets_a_whole_answer(
             return (await again).text
 
     assert asyncio.run(leave_and_come_back()).rstrip().endswith("[DONE]")
+
+
+def test_an_answer_whose_reader_left_before_its_last_byte_waits_for_who_asks_again(
+    model: FaultyModel,
+) -> None:
+    inquiry = Inquiry((Message("user", "hello"),), sampling=Sampling(max_tokens=4))
+
+    async def answers(system: AgentSystem) -> list[str]:
+        service = Service(system, Index(None), shipped_rules())
+        ids = list[str]()
+        for whole in (False, True, True):
+            answer = await service.open(inquiry, key="same")
+            ids.append(answer.opened.answer_id)
+            events = aiter(answer)
+            async for event in events:
+                if isinstance(event, Ended) and not whole:
+                    assert isinstance(events, AsyncGenerator)
+                    await events.aclose()
+        await service.close(0)
+        return ids
+
+    with AgentSystem(model, store=False) as system:
+        left, again, anew = asyncio.run(answers(system))
+
+    assert left == again
+    assert again != anew
 
 
 def test_what_was_prefilled_for_a_client_that_went_is_there_when_it_comes_back(
