@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import logging
 from typing import Any
 
 import openai
 import pytest
 
+from kvactors.actors.frontends.server.answering import taken
 from kvactors.actors.frontends.server.web.serve import Server
 from kvactors.actors.frontends.server.wire.together import all_of
 from kvactors.core.errors import AdmissionFull
@@ -69,18 +71,26 @@ def test_what_has_no_meaning_changes_nothing(client: Any) -> None:
     assert (usage.prompt_tokens_details.cached_tokens or 0) > 20
 
 
-def test_a_branch_says_where_it_differs(client: Any) -> None:
+def test_a_branch_says_where_it_differs_and_the_log_without_what_was_said(
+    client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     messages = told(client, "You branch.")
-    ask(client, [*messages, ASKED])
+    with caplog.at_level(logging.INFO, taken.__name__):
+        ask(client, [*messages, ASKED])
 
-    raw = client.chat.completions.with_raw_response.create(
-        model="default",
-        messages=[*messages, {"role": "user", "content": "What is my dog called?"}],
-        max_tokens=5,
-    )
+        raw = client.chat.completions.with_raw_response.create(
+            model="default",
+            messages=[*messages, {"role": "user", "content": "What is my dog called?"}],
+            max_tokens=5,
+        )
 
     assert "forked" in raw.headers["x-kvactors-reused"]
     assert "'dog called' instead of 'cat called'" in raw.headers["x-kvactors-miss"]
+    went_on, branched = caplog.messages
+    assert "conversation goes on" in went_on
+    assert "conversation differs" in branched
+    assert raw.headers["x-kvactors-agent"] in branched
+    assert "called" not in caplog.text
 
 
 @pytest.mark.parametrize(
