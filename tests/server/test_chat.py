@@ -5,6 +5,7 @@ import json
 import logging
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -15,6 +16,7 @@ from kvactors.core.errors import AdmissionFull
 
 TOLD = {"role": "user", "content": "My cat is called Tom. Remember that."}
 ASKED = {"role": "user", "content": "What is my cat called?"}
+COUNTED = ("kvactors_tokens_total", "kvactors_misses_total")
 
 
 def ask(client: Any, messages: list[Any], **options: Any) -> Any:
@@ -91,6 +93,32 @@ def test_a_branch_says_where_it_differs_and_the_log_without_what_was_said(
     assert "conversation differs" in branched
     assert raw.headers["x-kvactors-agent"] in branched
     assert "called" not in caplog.text
+
+
+def counted(server: Server) -> dict[str, float]:
+    """The lines of /metrics of tokens and of misses."""
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    pairs = [line.rsplit(" ", 1) for line in lines if line.startswith(COUNTED)]
+    return {name: float(value) for name, value in pairs}
+
+
+def test_metrics_count_what_answers_say_and_who_leaves_what_is_known(
+    client: Any, server: Server
+) -> None:
+    messages = told(client, "You count.")
+    before = counted(server)
+    asked = [*messages, ASKED], [*messages, {"role": "user", "content": "What is my dog called?"}]
+
+    usages = [ask(client, said).usage for said in asked]
+
+    after = counted(server)
+    cached = sum(usage.prompt_tokens_details.cached_tokens for usage in usages)
+    assert {name: after[name] - before[name] for name in after} == {
+        'kvactors_tokens_total{kind="cached"}': cached,
+        'kvactors_tokens_total{kind="computed"}': sum(u.prompt_tokens for u in usages) - cached,
+        'kvactors_tokens_total{kind="answered"}': sum(u.completion_tokens for u in usages),
+        "kvactors_misses_total": 1,
+    }
 
 
 @pytest.mark.parametrize(
