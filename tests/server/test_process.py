@@ -1,23 +1,21 @@
 """`kvactors serve` as a process: it ends in order when told to, and loses nothing when killed."""
 
-import os
-import random
 import signal
 import socket
 import subprocess
 import threading
 import time
 from contextlib import suppress
-from datetime import date
 from pathlib import Path
+from random import Random
 
 import httpx
 import pytest
+from samples import DAY, FULL
 from serving import COMMAND, ask, serving
 
 WAIT = 120
 BLOCK = 256
-FULL = bool(os.environ.get("KVACTORS_FULL"))
 
 
 def user(text: str) -> dict[str, str]:
@@ -67,9 +65,7 @@ def test_a_conversation_is_warm_in_the_next_process(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_nothing_acknowledged_is_lost_when_it_is_killed(tmp_path: Path) -> None:
     """Kills at random moments of a conversation that goes on; the day draws the moments."""
-    seed = date.today().toordinal()
-    print(f"seed {seed}")
-    moments, safe = random.Random(seed), 0
+    moments, safe = Random(f"{DAY} kills of a server"), 0
     messages = [user("My cat is called Tom. Remember that. " + "More. " * 200)]
     for _ in range(200 if FULL else 2):
         with serving(tmp_path) as (process, url):
