@@ -8,11 +8,13 @@ import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import DAY
 from store_saves import F1, Unsynced, put
 
 from kvactors.persistence import (
@@ -29,6 +31,7 @@ from kvactors.persistence.testing.doubles import example_segment
 
 KEY, OTHER = bytes(range(32)), bytes(32)
 F2 = "1" * 16
+HEADER = 40
 SECRET = "My cat is called Biscuit."
 TOKENS = b"tokens of the cat" * 3
 SEGMENTS = (example_segment(0, 256, seed=1), example_segment(256, 300, seed=2))
@@ -233,19 +236,22 @@ def frames_of(ledger: bytes) -> list[bytes]:
 
 
 def test_a_flipped_bit_anywhere_is_noticed(root: Path, tmp_path: Path) -> None:
+    """In each part of a file's header, and at places that the day draws."""
+    draw = Random(f"{DAY} flipped bits")
     for path in sorted(root.rglob("alice-*/*")):
-        copy = tmp_path / "copy"
-        shutil.copytree(root, copy)
-        target = copy / path.relative_to(root)
-        data = bytearray(target.read_bytes())
-        data[-3] ^= 4
-        target.write_bytes(data)
-        store = open_store(copy)
+        data = path.read_bytes()
+        for place in {*range(0, HEADER, 4), *draw.sample(range(len(data)), 10)}:
+            copy = tmp_path / "copy"
+            shutil.copytree(root, copy)
+            flipped = data[place] ^ 1 << place % 8
+            changed = data[:place] + bytes([flipped]) + data[place + 1 :]
+            (copy / path.relative_to(root)).write_bytes(changed)
+            store = open_store(copy)
 
-        check_not_wrong(store)
+            check_not_wrong(store)
 
-        store.close()
-        shutil.rmtree(copy)
+            store.close()
+            shutil.rmtree(copy)
 
 
 def test_plain_files_in_an_encrypted_store_are_not_believed(root: Path, tmp_path: Path) -> None:
