@@ -35,6 +35,7 @@ phases:
       - say: "Speak."
 """
 LISTENS = "0A"
+TABLES = Path("/proc/net")
 LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
 
 
@@ -108,7 +109,7 @@ def sockets(pid: int) -> Iterator[str]:
 def listeners() -> Iterator[tuple[str, str]]:
     """Addresses that somebody listens at, as the system writes them, and their inodes."""
     for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+        for line in (TABLES / table).read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == LISTENS:
                 yield fields[1], fields[9]
@@ -144,6 +145,7 @@ def test_a_scenario_is_run_with_a_cluster_by_a_command(harsh: Nodes, tmp_path: P
     assert any("anna" in agent_id for agent_id in lived), lived
 
 
+@pytest.mark.skipif(not TABLES.is_dir(), reason=f"who listens is read in {TABLES}: not here")
 def test_nothing_listens_beyond_this_machine(harsh: Nodes) -> None:
     processes = [p.pid for p in harsh.running.values()]
     of_nodes = {pid for process in processes for pid in [process, *descendants(process)]}
