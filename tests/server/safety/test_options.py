@@ -16,7 +16,7 @@ from kvactors.actors.frontends.server.web.settings import Settings
 from kvactors.actors.frontends.server.wire.models import Named
 from kvactors.core.errors import InvalidConfig
 
-KEY = "a" * 20
+KEY = "a" * 32
 RULE = "[[rule]]\nname = 'moon'\npattern = 'Moon: .*'\naction = 'ignore'\n"
 
 
