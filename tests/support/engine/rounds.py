@@ -12,6 +12,7 @@ from kvactors import Grammar, Sampling
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.schedule.events import Finished
 from kvactors.core.schedule.request import Request
+from kvactors.core.schedule.speculation.acceptance import Costs
 from kvactors.core.schedule.speculation.speculation import Speculation, SpeculationConfig
 from kvactors.core.testing.engines import make_request, run_engine
 from kvactors.core.testing.models import snap_to_grid, tiny_model
@@ -24,10 +25,12 @@ __all__ = [
     "another",
     "drafting",
     "ends",
+    "it_is_known_at_once",
     "itself",
     "said",
     "saved",
     "slipping",
+    "to_draft_costs_nothing",
     "turns",
 ]
 
@@ -45,6 +48,16 @@ FORMS = (
 LENGTHS = (40, 7, 300, 64, 1, 90)
 # Bytes in which the turns do not all fit at once.
 SHORT_OF_MEMORY = 1_500_000
+
+
+@bug(Costs, "known")
+def it_is_known_at_once(_true: Any) -> Any:
+    return lambda _costs, _rows: True
+
+
+@bug(Costs, "draft")
+def to_draft_costs_nothing(_true: Any) -> Any:
+    return lambda _costs, _rows: 0.0
 
 
 def turns() -> list[Request]:

@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 from makers import LoadFamily, LoadGrid, MakeEngine, prompts_of
-from rounds import SHORT_OF_MEMORY, another, ends, itself, said, saved, slipping, turns
+from rounds import (
+    SHORT_OF_MEMORY,
+    another,
+    ends,
+    it_is_known_at_once,
+    itself,
+    said,
+    saved,
+    slipping,
+    to_draft_costs_nothing,
+    turns,
+)
 from seeded import Bug, bug, seeded
 
 from kvactors import Sampling
@@ -24,19 +35,9 @@ from kvactors.core.testing.engines import make_request, run_engine
 ON = SpeculationConfig(share=False)
 
 
-@bug(Costs, "known")
-def it_is_known_at_once(_true: Any) -> Any:
-    return lambda _costs, _rows: True
-
-
 @bug(Costs, "of")
 def to_check_costs_nothing(_true: Any) -> Any:
     return lambda _costs, _rows, _more, _longest: 1.0
-
-
-@bug(Costs, "draft")
-def to_draft_costs_nothing(_true: Any) -> Any:
-    return lambda _costs, _rows: 0.0
 
 
 @pytest.fixture(autouse=True)

@@ -4,27 +4,16 @@ from dataclasses import replace
 from typing import Any
 
 from makers import LoadGrid, MakeEngine, prompts_of
-from rounds import ends
+from rounds import ends, it_is_known_at_once, to_draft_costs_nothing
 from seeded import bug, seeded
 
 from kvactors import Sampling
-from kvactors.core.schedule.speculation.acceptance import Costs
 from kvactors.core.schedule.speculation.chain import Chains
 from kvactors.core.schedule.speculation.speculation import SpeculationConfig
 from kvactors.core.testing.engines import make_request
 from kvactors.core.testing.models import tiny_model
 
 POSITIONS = 64
-
-
-@bug(Costs, "known")
-def it_is_known_at_once(_true: Any) -> Any:
-    return lambda _costs, _rows: True
-
-
-@bug(Costs, "draft")
-def to_draft_costs_nothing(_true: Any) -> Any:
-    return lambda _costs, _rows: 0.0
 
 
 def test_it_drafts_for_none_beyond_them(load_grid: LoadGrid, make_engine: MakeEngine) -> None:
