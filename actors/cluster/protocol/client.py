@@ -43,8 +43,9 @@ PASSING = (
 
 class Client:
     """Any number of calls at once over `transport`, on one loop; `settings` are the cluster's, and
-    `clock` measures for how many seconds a call tries again. A request is taken once however often
-    it is sent, as its "id" is in its ledger record."""
+    `clock` measures for how many seconds a call tries again once somebody is lost; for a request
+    with a "timeout", from its beginning on. A request is taken once however often it is sent, as
+    its "id" is in its ledger record."""
 
     def __init__(self, transport: Transport, clock: Clock, settings: Settings) -> None:
         self._clock, self._settings = clock, settings
@@ -61,7 +62,7 @@ class Client:
         """One turn of `agent` for `request`: its "answer", whether it is "durable", "epoch" and
         "node". Raises HostFailed, Unanswered after `seconds`."""
         record = {"agent": agent, "request": request}
-        return await self._of_owner(agent, "turn", record, seconds)
+        return await self._of_owner(agent, "turn", record, seconds, timed=_timed(request))
 
     async def stream(
         self, agent: str, request: Record, seconds: float
@@ -69,7 +70,7 @@ class Client:
         """The same turn of `agent` for `request` in items, as `Node.stream` gives them, tried for
         `seconds`. After an item {"again": True} the tokens begin anew."""
         record = {"agent": agent, "request": request}
-        trying = Tries(self._clock, agent, seconds)
+        trying = self.tries(agent, seconds, timed=_timed(request))
         given = False
         while not given:
             try:
@@ -129,7 +130,7 @@ class Client:
     async def model(self, seconds: float) -> dict[str, Any]:
         """What a node that lives says of its model: the "name" of that, its "tokenizer",
         "vocabulary" and "context". Unanswered after `seconds`."""
-        trying = Tries(self._clock, "a node", seconds)
+        trying = self.tries("a node", seconds)
         while True:
             try:
                 node = _alive(await self._directory("stats", {}))
@@ -140,16 +141,17 @@ class Client:
 
     async def ask(self, method: str, record: Record, seconds: float) -> dict[str, Any]:
         """What the directory answers to a `method` of `record`. Unanswered after `seconds`."""
-        trying = Tries(self._clock, "the directory", seconds)
+        trying = self.tries("the directory", seconds)
         while True:
             try:
                 return await self._directory(method, record)
             except PASSING as error:
                 await trying.wait(error)
 
-    def tries(self, what: str, seconds: float) -> Tries:
-        """For how long it is tried to reach `what`: `seconds`."""
-        return Tries(self._clock, what, seconds)
+    def tries(self, what: str, seconds: float, *, timed: bool = False) -> Tries:
+        """For how long it is tried to reach `what`: `seconds` from its loss on, or (`timed`) from
+        now on."""
+        return Tries(self._clock, what, seconds, None if timed else self._settings.lease)
 
     def lost(self, agent: str) -> None:
         """Who had it has it no more: the directory is asked again."""
@@ -162,9 +164,9 @@ class Client:
         self.lost(agent)
 
     async def _of_owner(
-        self, agent: str, method: str, record: Record, seconds: float
+        self, agent: str, method: str, record: Record, seconds: float, *, timed: bool = False
     ) -> dict[str, Any]:
-        trying = Tries(self._clock, agent, seconds)
+        trying = self.tries(agent, seconds, timed=timed)
         while True:
             try:
                 owner, _ = await self.find(agent)
@@ -208,6 +210,10 @@ async def forget(client: Client, agent: str, seconds: float) -> None:
         raise UnknownAgent(agent=agent)
     if known["node"] is not None:
         await client.ask("forget", {"agent": agent, "born": known["born"]}, seconds)
+
+
+def _timed(request: Record) -> bool:
+    return request.get("timeout") is not None
 
 
 def _alive(stats: Record) -> str:

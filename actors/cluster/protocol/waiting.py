@@ -1,6 +1,7 @@
 """Waiting for something, and not for ever."""
 
 import asyncio
+import math
 from typing import Any
 
 from kvactors.actors.cluster.protocol.errors import ClusterError, Unanswered
@@ -24,21 +25,30 @@ async def done_soon(clock: Clock, what: asyncio.Future[Any], seconds: float) -> 
 
 
 class Tries:
-    """Until when to reach `what` is tried again, for `seconds` by `clock`, and how long is waited
-    before."""
+    """How long to reach `what` is tried again, by `clock`, and how long is waited before: `seconds`
+    from the first error on, and anew after an attempt that lasted longer than a `lease`, as it was
+    reached then. Without a `lease` they count from now on."""
 
-    def __init__(self, clock: Clock, what: str, seconds: float) -> None:
+    def __init__(self, clock: Clock, what: str, seconds: float, lease: float | None) -> None:
         self._clock, self._what, self._seconds = clock, what, seconds
-        self._until = clock.now() + seconds
+        self._begun = clock.now()
+        self._until = self._begun + seconds if lease is None else None
+        self._lease = math.inf if lease is None else lease
         self._wait = FIRST_WAIT
 
     def left(self) -> float:
         """Seconds."""
-        return self._until - self._clock.now()
+        now = self._clock.now()
+        if self._until is None or now - self._begun > self._lease:
+            return self._seconds
+        return self._until - now
 
     async def wait(self, error: ClusterError) -> None:
         """Return when it is time to try again. Raises Unanswered when it is too late for that."""
-        if self.left() <= self._wait:
+        left = self.left()
+        if left <= self._wait:
             raise Unanswered(agent=self._what, seconds=self._seconds, reason=str(error)) from error
+        self._until = self._clock.now() + left
         await self._clock.sleep(self._wait)
         self._wait = min(2 * self._wait, LONGEST_WAIT)
+        self._begun = self._clock.now()

@@ -1,15 +1,19 @@
 """A node that is lost with its disk: what was durable is on another, and what was never used begins
 anywhere. With replication off it is lost, so that these tests would see it."""
 
+import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from lives import SETTINGS, Cluster
 from losing import the_replica_gets_nothing
-from seeded import seeded
+from seeded import bug, seeded
 
 from kvactors.actors.cluster.protocol.client import forget
-from kvactors.actors.cluster.protocol.errors import UnknownAgent
+from kvactors.actors.cluster.protocol.errors import Unanswered, UnknownAgent
+from kvactors.actors.cluster.protocol.interfaces import Record
+from kvactors.actors.cluster.testing.machines.host import ModelHost
 
 Make = Callable[[int], Cluster]
 TURNS = [f"turn {number}" for number in range(5)]
@@ -84,3 +88,33 @@ def test_a_call_to_forget_an_agent_that_comes_late_leaves_the_next_of_its_name_a
         two.says("alice", "to nobody")
     with pytest.raises(UnknownAgent):
         two.does(forget(two.client, "nobody", 30))
+
+
+@pytest.mark.parametrize("timeout", [None, 20 * SETTINGS.lease])
+def test_a_turn_is_asked_again_for_as_long_as_since_its_owner_was_lost_unless_it_has_a_timeout(
+    cluster: Make, timeout: float | None
+) -> None:
+    three = cluster(3)
+    three.spawns("alice")
+    owner = three.says("alice", "one")["node"]
+    three.passes(SETTINGS.lease)
+
+    @bug(ModelHost, "turn")
+    def turns_take_long_before_that(true: Any) -> Any:
+        async def turn(host: ModelHost, agent: str, request: Record, tell: Any) -> Any:
+            if three.world.machines[owner].process.alive:
+                await asyncio.sleep(1000)
+            return await true(host, agent, request, tell)
+
+        return turn
+
+    lost = 19.5 * SETTINGS.lease
+    three.world.loop.call_later(lost, three.world.kill, owner)
+    request = {"id": "r-two", "text": "two", "timeout": timeout}
+    with seeded(turns_take_long_before_that):
+        asked = three.client.turn("alice", request, timeout or 4 * SETTINGS.lease)
+        if timeout is None:
+            assert three.does(asked)["answer"]["index"] == 1
+        else:
+            with pytest.raises(Unanswered):
+                three.does(asked)
