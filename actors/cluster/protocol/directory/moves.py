@@ -139,14 +139,15 @@ class Moves:
     @asynccontextmanager
     async def _let_go(self, place: Place, method: str, **fields: Any) -> AsyncIterator[None]:
         """The owner has let go of the agent, and nobody has claimed it since: with its lock."""
-        self._places.moving.add(place.agent)
+        self._places.moving[place.agent] = place
         try:
             await self._ask(place, method, agent=place.agent, epoch=place.epoch, **fields)
             async with self._locks.of(place.agent):
                 self._places.refuse_changed(place)
                 yield
         finally:
-            self._places.moving.discard(place.agent)
+            if self._places.moving.get(place.agent) is place:
+                del self._places.moving[place.agent]
 
     async def give_up(self, agent: str) -> None:
         """The move is over. In a new epoch: what its target was sent is an orphan."""

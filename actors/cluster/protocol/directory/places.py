@@ -40,8 +40,8 @@ class Places:
         self._registry, self._members = registry, members
         self._refuse_unsure = refuse_unsure
         self._locks, self._changed = locks, changed
-        # Those that their owners let go of just now: nobody claims them.
-        self.moving: set[str] = set()
+        # What owners let go of just now, as it is until then: who is one claims it no more.
+        self.moving: dict[str, Place] = {}
 
     async def find(self, record: Record) -> Record:
         """Where an agent lives, after a take-over if that is due."""
@@ -141,7 +141,7 @@ class Places:
             place = await self._settle(agent)
             if place.node != node:
                 raise NotOwner(agent=agent, node=node)
-            if agent in self.moving:
+            if self.moving.get(agent) == place:
                 raise AgentMoving(agent=agent)
             claimed = next_epoch(place, incarnation=incarnation)
             await self._registry.note(places=[claimed])

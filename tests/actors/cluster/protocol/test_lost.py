@@ -14,6 +14,7 @@ from kvactors.actors.cluster.protocol.client import forget
 from kvactors.actors.cluster.protocol.errors import Unanswered, UnknownAgent
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.testing.machines.host import ModelHost
+from kvactors.actors.cluster.testing.steps import Armed
 
 Make = Callable[[int], Cluster]
 TURNS = [f"turn {number}" for number in range(5)]
@@ -118,3 +119,24 @@ def test_a_turn_is_asked_again_for_as_long_as_since_its_owner_was_lost_unless_it
         else:
             with pytest.raises(Unanswered):
                 three.does(asked)
+
+
+def test_who_is_let_go_of_by_a_node_that_stands_still_is_taken_over_as_others_are(
+    cluster: Make,
+) -> None:
+    four = cluster(4)
+    four.spawns("alice")
+    four.says("alice", "one")
+    four.passes(SETTINGS.lease)
+    place = four.asks("find", agent="alice")
+    target = next(n for n in four.world.nodes if n not in (place["node"], place["replica"]))
+    four.world.steps.armed.append(
+        Armed("before release", lambda process: four.world.pause(process.name))
+    )
+
+    four.asks("move", agent="alice", target=target)
+    four.passes(SETTINGS.lease)
+    began = four.world.loop.time()
+
+    assert four.says("alice", "two")["answer"]["index"] == 1
+    assert four.world.loop.time() - began < 4 * SETTINGS.lease
