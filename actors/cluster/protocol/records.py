@@ -1,6 +1,7 @@
 """What the directory knows, as frozen records that pass between machines as plain ones."""
 
 from dataclasses import Field, dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from kvactors.actors.cluster.protocol.errors import WrongRecord
@@ -17,6 +18,8 @@ FORK = "fork"
 class Plain:
     """A dataclass that is a plain record on the wire. Strict: what it does not know is refused."""
 
+    LATER: ClassVar[Record] = {}
+    """Fields that records of an older kvactors lack, as they are then."""
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def to_record(self) -> dict[str, Any]:
@@ -26,6 +29,7 @@ class Plain:
     @classmethod
     def from_record(cls, record: Record) -> Self:
         """Again. Raises WrongRecord."""
+        record = {**cls.LATER, **record}
         if record.keys() != (names := cls.__dataclass_fields__).keys():
             odd = sorted(record.keys() ^ names.keys())
             raise WrongRecord(reason=f"{cls.__name__} with unknown or missing fields: {odd}")
@@ -61,6 +65,8 @@ class Place(Plain):
 class Member(Plain):
     """A node that joined once."""
 
+    LATER = MappingProxyType({"leaving": False})
+
     node: str
     incarnation: int
     disk: str
@@ -68,7 +74,9 @@ class Member(Plain):
     fenced: bool = False
     """This incarnation is over."""
     draining: bool = False
-    """It gives away what it has, and gets no more."""
+    """It gives away what it has, and gets no more ..."""
+    leaving: bool = False
+    """... until its next incarnation comes: it was told to end, and nobody drained it."""
 
 
 @dataclass(frozen=True, slots=True)

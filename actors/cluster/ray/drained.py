@@ -28,7 +28,7 @@ def drained(link: Link, name: str, hurry: Callable[[], bool]) -> Iterator[None]:
         yield
     finally:
         if begun:
-            _asked(link, "drain", node=name, on=False)
+            _asked(link, "drain", node=name, on=False, leaving=True)
 
 
 def _give_away(link: Link, name: str, hurry: Callable[[], bool]) -> bool:
@@ -37,7 +37,7 @@ def _give_away(link: Link, name: str, hurry: Callable[[], bool]) -> bool:
     begun = False
     while _others(nodes := _nodes(link), name) and nodes[name]["agents"]:
         if not begun:
-            _asked(link, "drain", node=name, on=True)
+            _asked(link, "drain", node=name, on=True, leaving=True)
             begun = True
         if hurry() or time.monotonic() > until:
             break

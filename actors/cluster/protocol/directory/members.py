@@ -46,8 +46,9 @@ class Members:
                 async with self._registry.coming:
                     await self._registry.note(members=[fresh], untold=[node])
             elif incarnation > member.incarnation:
-                again = replace(member, incarnation=incarnation, fenced=False)
-                await self._registry.note(members=[again])
+                drained = member.draining and not member.leaving
+                again = replace(member, incarnation=incarnation, fenced=False, leaving=False)
+                await self._registry.note(members=[replace(again, draining=drained)])
             self.last(node, incarnation)
             self._seen[node] = self._clock.now()
         self._changed()
@@ -83,13 +84,16 @@ class Members:
         return {}
 
     async def drain(self, record: Record) -> Record:
-        """All agents of a node go elsewhere, and none comes; or (not `on`) they may come again."""
-        node = record["node"]
+        """All agents of a node go elsewhere, and none comes; or (not `on`) they may come again.
+        `leaving`: until the node is back, unless a person has drained it."""
+        node, on, leaving = record["node"], record["on"], record.get("leaving", False)
         async with self._locks.of(node):
             if node not in self._registry.members:
                 raise UnknownNode(node=node)
-            member = replace(self._registry.members[node], draining=record["on"])
-            await self._registry.note(members=[member])
+            member = self._registry.members[node]
+            if member.leaving or not (leaving and member.draining):
+                member = replace(member, draining=on, leaving=on and leaving)
+                await self._registry.note(members=[member])
         self._changed()
         return {}
 

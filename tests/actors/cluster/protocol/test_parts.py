@@ -176,6 +176,22 @@ def test_a_node_that_has_lost_its_disk_is_not_taken_for_who_it_was(machine: Mach
     machine.ask("join", node="n1", incarnation=2, disk="d")
 
 
+@pytest.mark.parametrize("leaving", [True, False])
+def test_a_node_that_was_leaving_takes_agents_when_it_is_back_and_one_that_was_drained_does_not(
+    machine: Machine, leaving: bool
+) -> None:
+    machine.joins("n1")
+    machine.ask("drain", node="n1", on=True, leaving=leaving)
+    for on in [] if leaving else [True, False]:
+        machine.ask("drain", node="n1", on=on, leaving=True)
+    machine.restart()
+    assert machine.ask("stats")["nodes"]["n1"]["draining"]
+
+    machine.ask("join", node="n1", incarnation=2, disk="d")
+
+    assert machine.ask("stats")["nodes"]["n1"]["draining"] is not leaving
+
+
 def test_a_spawn_that_is_sent_again_is_the_same_and_another_is_refused(machine: Machine) -> None:
     machine.joins("n1", "n2")
 

@@ -34,6 +34,13 @@ def test_a_prompt_may_have_half_a_character() -> None:
     assert unpack(pack({"text": "\ud83d"})) == {"text": "\ud83d"}
 
 
+def test_a_node_of_an_older_journal_was_not_leaving() -> None:
+    record = Member("n0", 1, "d", draining=True).to_record()
+    del record["leaving"]
+
+    assert Member.from_record(record) == Member("n0", 1, "d", draining=True)
+
+
 @pytest.mark.parametrize("change", [{"more": 1}, {"node": None}])
 def test_a_record_with_other_fields_is_refused(change: Record) -> None:
     record = {**Member("n0", 1, "d").to_record(), **change}
