@@ -12,6 +12,7 @@ from kvactors.actors.frontends.console.key import stored_key
 from kvactors.actors.system.export import export_stored
 from kvactors.actors.system.system import AgentSystem, default_store
 from kvactors.actors.turns.checks import check_id
+from kvactors.core.errors import InvalidInput
 from kvactors.persistence.files.home import expanded
 from kvactors.persistence.formats.archive import import_archive, is_archive
 from kvactors.persistence.formats.registry import ARCHIVE, check_readable
@@ -21,13 +22,24 @@ __all__ = ["import_archived", "import_kv", "needs_model", "run_export"]
 
 
 def run_export(
-    agent_id: str, file: Path, form: str, model: str, fingerprint: str | None, path: Path | None
+    agent_id: str,
+    file: Path,
+    form: str,
+    model: str | None,
+    fingerprint: str | None,
+    path: Path | None,
 ) -> None:
     """Write the agent `agent_id` of the store at `path` to a `file` of this `form`: the KV of
-    `fingerprint`, under the name of a `model`. Raises StorageError, InvalidConfig, OSError."""
+    `fingerprint`, under the name of a `model`, which only an archive does without. Raises
+    InvalidInput, StorageError, InvalidConfig, OSError."""
+    if model is None and form != ARCHIVE:
+        raise InvalidInput(
+            f"--format {form} has the model's name in the file, and the store does not know it: "
+            'say --model, as the agent was run with ("default" is the shipped one)'
+        )
     with opened(path) as store, stepping(f"export {printable(agent_id)}") as on_step:
         export_stored(
-            store, agent_id, file, form, model=model, fingerprint=fingerprint, on_step=on_step
+            store, agent_id, file, form, model=model or "", fingerprint=fingerprint, on_step=on_step
         )
     size = decimal(file.stat().st_size)
     out.print(f"{printable(agent_id)}: {printable(str(file))}, {form}, {size}", soft_wrap=True)

@@ -64,8 +64,9 @@ def export_agent(
     file: Annotated[Path, typer.Argument(help="The file to make; it must not exist.")],
     form: Annotated[FormatName, typer.Option("--format", help="What to write.")] = "archive",
     model: Annotated[
-        str, typer.Option("--model", help="Name of the model, as it is to stand in the file.")
-    ] = "default",
+        str | None,
+        typer.Option(help="Whose KV it is, as it is to stand in the file; an archive needs none."),
+    ] = None,
     fingerprint: Annotated[
         str | None, typer.Option(help="Which KV, where the agent has several: how it begins.")
     ] = None,

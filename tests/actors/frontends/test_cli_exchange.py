@@ -56,7 +56,8 @@ from kvactors.actors.cli import app
 def run(*arguments):
     app([*arguments, '--store', {str(store)!r}], standalone_mode=False)
 for form in ('archive', 'q4-flat', 'q4-blocks', 'fp16-flat', 'mlx-lm'):
-    run('export', 'alice', {str(tmp_path)!r} + f'/{{form}}.safetensors', '--format', form)
+    run('export', 'alice', {str(tmp_path)!r} + f'/{{form}}.safetensors', '--format', form,
+        '--model', 'default')
 run('import', {str(tmp_path)!r} + '/archive.safetensors', '--agent', 'moved')
 loaded = {{'mlx', 'mlx_lm', 'transformers'}} & set(sys.modules)
 sys.exit(str(loaded) if loaded else 0)
@@ -128,7 +129,9 @@ def test_an_archive_whose_turns_cannot_be_read_is_refused_and_nothing_is_stored(
 def test_kv_is_imported_by_a_model_and_found_warm(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "alice.safetensors"
 
-    exported = run("export", "alice", file, "--format", "q4-flat", "--store", store)
+    exported = run(
+        "export", "alice", file, "--format", "q4-flat", "--model", "default", "--store", store
+    )
     imported = run("import", file, "--agent", "copy", "--store", store)
 
     assert (exported[0], imported[0]) == (0, 0), imported[2]
@@ -170,7 +173,7 @@ def test_an_agent_that_was_begun_anew_is_exported_as_it_is_now(store: Path, tmp_
 def test_token_ids_come_from_a_file_and_are_checked(store: Path, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.json"
     file = tmp_path / "alice.safetensors"
-    run("export", "alice", file, "--format", "q4-blocks", "--store", store)
+    run("export", "alice", file, "--format", "q4-blocks", "--model", "default", "--store", store)
     command = ["import", file, "--agent", "told", "--tokens", tokens, "--store", store]
 
     for text, expected in (
@@ -188,7 +191,7 @@ def test_kv_that_names_no_model_is_imported_when_it_is_said_to_be_of_this_one(
 ) -> None:
     named, file = tmp_path / "named.safetensors", tmp_path / "bare.safetensors"
     tokens = tmp_path / "ids.json"
-    run("export", "alice", named, "--format", "mlx-lm", "--store", store)
+    run("export", "alice", named, "--format", "mlx-lm", "--model", "default", "--store", store)
     cache, metadata = load_prompt_cache(str(named), return_metadata=True)
     save_prompt_cache(str(file), cache)
     tokens.write_text(metadata["token_sequence"])
@@ -227,6 +230,8 @@ def test_what_goes_wrong_is_one_line_and_status_2(store: Path, tmp_path: Path) -
                 tmp_path / "n",
                 "--format",
                 "q4-flat",
+                "--model",
+                "default",
                 "--fingerprint",
                 "x",
                 *where,
@@ -244,6 +249,18 @@ def test_what_goes_wrong_is_one_line_and_status_2(store: Path, tmp_path: Path) -
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize("form", ["q4-flat", "q4-blocks", "fp16-flat", "mlx-lm"])
+def test_kv_is_exported_under_no_name_but_one_that_was_said(
+    store: Path, tmp_path: Path, form: str
+) -> None:
+    file = tmp_path / "tom.safetensors"
+
+    status, _, err = run("export", "tom", file, "--format", form, "--store", store)
+
+    assert "say --model" in one_line(status, err)
+    assert not file.exists()
+
+
 def test_an_agent_of_several_models_is_exported_by_fingerprint(store: Path, tmp_path: Path) -> None:
     with AgentSystem(tiny_llama(seed=1), store=store, model_name="one") as system:
         first = system.info.fingerprint
@@ -251,7 +268,8 @@ def test_an_agent_of_several_models_is_exported_by_fingerprint(store: Path, tmp_
     with AgentSystem(tiny_llama(seed=2), store=store, model_name="two") as system:
         second = system.info.fingerprint
         system.spawn("both").ask("hello", sampling=SHORT).get(timeout=WAIT)
-    command = ["export", "both", tmp_path / "both", "--format", "q4-flat", "--store", store]
+    file, where = tmp_path / "both", ("--store", store)
+    command = ["export", "both", file, "--format", "q4-flat", "--model", "two", *where]
 
     status, _, err = run(*command)
     named = run(*command, "--fingerprint", second[:8])

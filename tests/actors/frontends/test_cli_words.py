@@ -198,7 +198,8 @@ def test_an_export_is_no_use_of_an_agent(store: Path, tmp_path: Path) -> None:
     before = last_used()
 
     for form in ("archive", "q4-flat"):
-        assert run("export", NAME, tmp_path / form, "--format", form, "--store", store)[0] == 0
+        named = ("--format", form, "--model", "tiny", "--store", store)
+        assert run("export", NAME, tmp_path / form, *named)[0] == 0
 
     assert last_used() == before
     with AgentSystem(tiny_llama(), store=store) as system:
