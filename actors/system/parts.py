@@ -30,6 +30,7 @@ from kvactors.actors.turns.messages_agent import CancelTurn
 from kvactors.actors.turns.ticket import next_serial
 from kvactors.core.engine.launch import Launch
 from kvactors.core.errors import InvalidConfig, SystemRunning, SystemStopped
+from kvactors.persistence.files.encryption import EncryptionKey
 
 __all__ = ["Parts", "offered"]
 
@@ -54,7 +55,7 @@ class Parts:
 
     `lifecycle` has its actors and threads, `launch` loads its model; `isolated`, `lane` and
     `log_text` are what its agents are given; `journal` is the file of what behaviours are told,
-    `store` the directory of the store.
+    `store` the directory of the store, which is sealed with `encryption_key`.
     """
 
     def __init__(
@@ -67,9 +68,11 @@ class Parts:
         log_text: bool,
         journal: str | Path | None,
         store: Path | None,
+        encryption_key: EncryptionKey | None,
     ) -> None:
         self._journal = journal
-        self._store = store
+        self.store = store
+        self.encryption_key = encryption_key
         self._life = threading.RLock()
         self.lifecycle = lifecycle
         self.router = MessageRouter(
@@ -123,7 +126,7 @@ class Parts:
                 raise
             self.lifecycle.state = "running"
             _running.add(self)
-            self.watching.begin(self._store)
+            self.watching.begin(self.store)
 
     async def start_async(self) -> None:
         """`start`, while the asyncio loop goes on. Raises InvalidConfig in deterministic mode."""

@@ -191,6 +191,7 @@ class AgentSystem:
             log_text=log_text,
             journal=journal,
             store=path,
+            encryption_key=encryption_key,
         )
 
     def __reduce__(self) -> NoReturn:

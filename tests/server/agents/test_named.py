@@ -217,6 +217,21 @@ def test_the_prompt_of_an_agent_that_was_made_is_sealed_as_the_store_is(tmp_path
     assert all(b"pirate." not in file.read_bytes() for file in tmp_path.glob("clients.db*"))
 
 
+def test_a_server_finds_who_was_named_in_the_store_which_is_sealed(tmp_path: Path) -> None:
+    key = bytes(range(32))
+    with AgentSystem(FaultyModel(), store=tmp_path, encryption_key=key) as system:
+        with serve(system, port=0, any_model=True) as server:
+            make(server, "pirate", system_prompt="You are a pirate.")
+        (made,) = system.agents()
+        with serve(system, port=0, any_model=True) as server:
+            answer = say(server, [HELLO], "pirate")
+
+    assert who(answer) == made.agent_id
+    databases = list(tmp_path.glob("clients.db*"))
+    assert databases
+    assert all(b"pirate." not in file.read_bytes() for file in databases)
+
+
 def test_a_parent_that_is_forgotten_meanwhile_is_done_without(
     server: Server, system: AgentSystem
 ) -> None:

@@ -1,7 +1,8 @@
 """Which agent knows which conversation: hashes on disk, beside the ledgers. One thread at a time.
 
-A place says that an agent's first `turns` turns are a conversation, by its hash. The index is
-derived: what it lost costs a prefill, never a turn. It holds no text but the prompts that agents
+A place says that an agent's first `turns` turns are a conversation, by its hash. The index
+proposes, the ledger decides. With it is lost which agent a client has, and the responses that are
+kept, never a turn: clients begin with new agents then. It holds no text but the prompts that agents
 were made with, what rules note of them and, if `texts` says so, what the report of a miss shows:
 sealed where the store is. Names (of agents, of clients' threads, of tools) and hashes never are.
 """

@@ -14,7 +14,7 @@ from kvactors.actors.frontends.server.identity.rules import read_rules, shipped_
 from kvactors.actors.frontends.server.web.command import wait_for_signal
 from kvactors.actors.frontends.server.web.keys import KeyFile
 from kvactors.actors.frontends.server.web.listening import listen, loading
-from kvactors.actors.frontends.server.web.serve import Server
+from kvactors.actors.frontends.server.web.serve import INDEX, Server
 from kvactors.actors.frontends.server.web.settings import Settings
 from kvactors.actors.frontends.server.wire.models import OURS
 from kvactors.actors.system.parameters import parse_bytes
@@ -24,7 +24,6 @@ from kvactors.persistence.files.home import expanded
 
 __all__ = ["run_server"]
 
-INDEX = "clients.db"
 # It asks for models by name in all of these places.
 CLAUDE_CODE = (
     "ANTHROPIC_MODEL",

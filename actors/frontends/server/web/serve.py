@@ -25,7 +25,10 @@ from kvactors.actors.frontends.server.web.settings import Settings
 from kvactors.actors.frontends.server.wire.models import Named
 from kvactors.actors.system.system import AgentSystem
 
-__all__ = ["PORT", "Server", "serve"]
+__all__ = ["INDEX", "PORT", "Server", "serve"]
+
+INDEX = "clients.db"
+"""The file in a store that says who knows what."""
 
 
 class Server:
@@ -44,10 +47,11 @@ class Server:
     ) -> None:
         self.settings = settings
         self._root = index.parent if index else None
+        # Raises for a system that does not run, before there is a file.
+        named = Named(system.info.name, settings.aliases, any_=settings.any_model)
         kept = Index(index, sealed=Sealed(settings.encryption_key))
         self.service = Service(system, kept, settings.rules, most=settings.most)
         gate = settings.gate()
-        named = Named(system.info.name, settings.aliases, any_=settings.any_model)
         self.app = make_app(self.service, named, gate, self._alive)
         self._listening = listening
         self._server = uvicorn.Server(connections(self.app, gate, settings.grace))
@@ -137,6 +141,9 @@ class Server:
 def serve(system: Home, *, index: Path | None = None, **settings: Any) -> Server:
     """A server for a running `system`: `with serve(system, port=0) as server: print(server.url)`;
     that of a cluster is `cluster.front()`.
-    `settings` are those of `Settings`; `index` is the file that says who knows what, in memory if
-    it is None. Raises InvalidConfig."""
+    `settings` are those of `Settings`; `index` is the file that says who knows what, by default in
+    the store and sealed as that is, in memory where there is none. Raises InvalidConfig."""
+    if index is None and isinstance(system, AgentSystem) and system.parts.store is not None:
+        index = system.parts.store / INDEX
+        settings = {"encryption_key": system.parts.encryption_key} | settings
     return Server(system, index, Settings(**settings))
