@@ -167,12 +167,12 @@ class NewerFormat(StorageError):
 
 
 class AgentExists(StorageError):
-    """A fork or an import would overwrite an agent."""
+    """A new agent would overwrite one that is there."""
 
     def __init__(self, agent_id: str, state: str = "exists") -> None:
         super().__init__(
-            f"agent {agent_id!r} {state}, and forks and imports make new agents only: "
-            "choose another id, or forget this agent first"
+            f"agent {agent_id!r} {state}, and nothing new is made in its place: choose another "
+            "id, or forget this agent first"
         )
         self.agent_id = agent_id
 
@@ -183,7 +183,7 @@ class AgentNotStored(StorageError):
     def __init__(self, agent_id: str, purpose: str = "to fork") -> None:
         super().__init__(
             f"there is no agent {agent_id!r} {purpose}: {agent_id!r} is not stored: check the id "
-            "(`kvactors agents` lists them), or save it first"
+            "(`known_agents()` has them, or `kvactors agents --store DIR` when nothing runs)"
         )
         self.agent_id = agent_id
 
