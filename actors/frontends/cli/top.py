@@ -64,10 +64,10 @@ def run_top(store: Path | None, *, once: bool) -> None:
 def _connect(root: Path) -> socket.socket:
     if not hasattr(socket, "AF_UNIX"):
         raise _nobody(root)
-    path = socket_path(root)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(PATIENCE)
     try:
+        path = socket_path(root)
         connection.connect(str(path))
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError) as error:
         connection.close()

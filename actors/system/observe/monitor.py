@@ -5,7 +5,6 @@ twice a second, as a line of JSON. Nothing is read from clients, nothing waits f
 talks, or does not take its lines, is dropped. Only the user who runs the system can connect.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -40,12 +39,12 @@ Snapshot = dict[str, Any]
 def socket_path(store: Path) -> Path:
     """Where a system with this store listens: in the store, or, if that path is too long for a
     socket, in the user's runtime folder."""
-    root = os.path.realpath(store)
-    path = Path(root, SOCKET_NAME)
+    path = Path(os.path.realpath(store), SOCKET_NAME)
     if len(os.fsencode(path)) <= LONGEST_PATH:
         return path
-    name = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
-    return _runtime_folder() / f"{name}.sock"
+    # By the folder itself: where case counts for nothing, one folder has several paths.
+    found = path.parent.stat()
+    return _runtime_folder() / f"{found.st_dev:x}-{found.st_ino:x}.sock"
 
 
 class Monitor:

@@ -78,6 +78,17 @@ def test_a_path_too_long_for_a_socket_is_in_the_runtime_folder(
     assert not path.exists()
 
 
+def test_a_store_of_a_long_path_is_known_by_its_folder_however_that_is_written(
+    short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
+    store = tmp_path / ("x" * 120)
+    store.mkdir()
+    path = socket_path(store)
+
+    assert socket_path(store.rename(tmp_path / ("X" * 120))) == path
+
+
 def test_a_runtime_folder_that_others_may_write_is_not_used(
     open_system: OpenSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
