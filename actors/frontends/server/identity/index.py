@@ -10,7 +10,7 @@ sealed where the store is. Names (of agents, of clients' threads, of tools) and 
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ __all__ = ["Index", "Known", "Place", "unnamed"]
 
 # Of those that are alike so many are looked at, for there may be any number.
 SOME = 64
+# Conversations whose places are looked for at once: those that are longest, and the others.
+FIRST_PART, LATER_PARTS = 8, 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +87,22 @@ class Index:
 
     # -- reading -----------------------------------------------------------------------
 
-    def places(self, chains: Sequence[bytes]) -> list[Place]:
-        """All places of conversations `chains` but mere beginnings, the longest first."""
-        order = {chain: number for number, chain in enumerate(chains)}
-        found = []
-        for part in range(0, len(chains), 500):
-            some = chains[part : part + 500]
-            found += self._db.execute(
+    def places(self, chains: Sequence[bytes]) -> Iterator[list[Place]]:
+        """All places of conversations `chains`, each longer than the one before, but mere
+        beginnings, in parts, those of the longest first: as a rule it is one of these that is
+        looked for."""
+        end, many = len(chains), FIRST_PART
+        while end > 0:
+            some = chains[max(0, end - many) : end]
+            found = self._db.execute(
                 "select chain, agent, turns, mark, notes,"
                 " turns = (select max(turns) from places as all_ where all_.agent = places.agent)"
                 " from places"
                 f" where turns > 0 and chain in ({','.join('?' * len(some))})",
                 some,
             ).fetchall()
-        places = [self._place(*row) for row in found]
-        return sorted(places, key=lambda place: -order[place.chain])
+            yield [self._place(*row) for row in found]
+            end, many = end - many, LATER_PARTS
 
     def beginnings(self, chain: bytes, tools: str) -> list[Place]:
         """Some of the places where agents with these `tools`, as JSON, begin as `chain` says."""

@@ -7,7 +7,7 @@ that it was. On the thread of the index.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -145,14 +145,9 @@ class Resolver:
         those that are as long, one whose agent goes on there, else one that was told the same."""
         client, thread = inquiry.client, _thread(inquiry.client)
         name = self._name(client)
-        own = {name, *(self._index.thread(client.tenant, thread) if thread else ())}
-        long, notes = {hash_: n for n, hash_ in enumerate(hashes)}, said.told
-
-        def rank(place: Place) -> tuple[bool, int, bool]:
-            return place.agent_id not in own, -long[place.chain], place.notes != notes
-
+        own = {name, *(self._index.thread(client.tenant, thread) if thread else ())} - {""}
         best: _Found | None = None
-        for place in sorted(self._index.places(hashes), key=rank):
+        for place in self._ranked(hashes, own, said.told):
             if best is not None and (best.place.chain != place.chain or best.goes_on):
                 break
             if best is not None and not place.last:
@@ -172,6 +167,20 @@ class Resolver:
                 found = _Found(place, known, ends, goes_on=ends and free)
                 best = found if best is None or found.goes_on else best
         return best
+
+    def _ranked(self, hashes: Sequence[bytes], own: set[str], notes: str) -> Iterator[Place]:
+        """The places of `hashes`: of `own` agents before others, long ones before short ones, and
+        those with these `notes` first."""
+        long = {hash_: number for number, hash_ in enumerate(hashes)}
+        others = list[Place]()
+        for some in self._index.places(hashes):
+            some.sort(key=lambda place: (-long[place.chain], place.notes != notes))
+            yield from (place for place in some if place.agent_id in own)
+            others += (place for place in some if place.agent_id not in own)
+            if not own:
+                yield from others
+                others.clear()
+        yield from others
 
     def _anew(self, client: Client, tools: dict[str, str], busy: set[str]) -> Known:
         """A new agent for a client: under the name that it asks for, if that is free."""
