@@ -17,6 +17,7 @@ from kvactors.core.arena.pieces import Piece
 from kvactors.core.cache.segment import RawTensor
 from kvactors.core.cache.spec import LayerSpec, ModelCacheSpec
 from kvactors.core.quant.codec import Arrays, array_widths, encode
+from kvactors.core.quant.device import bits_of
 
 __all__ = [
     "FORMAT_VERSION",
@@ -168,10 +169,7 @@ def _name_of(dtype: mx.Dtype) -> str:
 
 
 def _to_bytes(array: mx.array) -> bytes | memoryview:
-    # NumPy has no bfloat16: its bits travel as uint16, the dtype's name beside them.
-    if array.dtype == mx.bfloat16:
-        array = array.view(mx.uint16)
-    view = np.array(array, copy=False)
+    view = np.array(bits_of(array), copy=False)
     # Of strided or empty arrays there is no flat view.
     return view.data.cast("B") if view.size and view.flags.c_contiguous else view.tobytes()
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvactors.core.engine.engine import Engine
     from kvactors.core.model.load import LoadedModel
 
-__all__ = ["Launch"]
+__all__ = ["Launch", "device_memory"]
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Launch:
         loaded = self._with_draft(probe_products(load_model(self.source, self.options)))
         maybe_set_recommended_wired_limit()
         mx.clear_cache()
-        budget = self.memory_budget or int(_device_memory() * DEFAULT_SHARE)
+        budget = self.memory_budget or int(device_memory() * DEFAULT_SHARE)
         config = EngineConfig(
             self.max_batch,
             budget,
@@ -126,11 +126,14 @@ class Launch:
         return None if self.speculation is None else self.speculation.draft
 
 
-def _device_memory() -> int:
-    """Bytes the device has left: the GPU's working set, or what the machine reports free."""
+def device_memory() -> int:
+    """Bytes the device has left: what CUDA says is free, of Metal's working set, or of what the
+    machine has."""
     import mlx.core as mx
 
     info = mx.device_info()
+    if "free_memory" in info:
+        return int(info["free_memory"])
     total = info.get("max_recommended_working_set_size") or info.get("memory_size")
     if not total:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -9,12 +9,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import xxhash
 from mlx.utils import tree_flatten
 
 from kvactors.core.conversation.token_text import TokenText, vocabulary
+from kvactors.core.quant.device import bits_of
 
 __all__ = ["adapter_numbers", "described", "fingerprint", "tokenizer_identity", "weights_hash"]
 
@@ -31,8 +31,7 @@ def weights_hash(model: Any) -> str:
     state = xxhash.xxh3_128()
     for name, array in sorted(tree_flatten(model.parameters())):
         state.update(f"{name} {array.shape} {array.dtype}".encode())
-        plain = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
-        state.update(np.ascontiguousarray(np.array(plain, copy=False)).data)
+        state.update(np.ascontiguousarray(np.array(bits_of(array), copy=False)).data)
     return state.hexdigest()
 
 

@@ -5,7 +5,9 @@ from functools import cache
 
 import mlx.core as mx
 
-__all__ = ["on_cpu", "on_cuda", "second_stream"]
+__all__ = ["bits_of", "on_cpu", "on_cuda", "second_stream"]
+
+_WHOLE = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 
 # GPUs round the floats of a product to 10 bits unless told otherwise before their first one. Scores
 # and sums are then wrong by 2 parts in 1,000, exact ones cost as much (bench/LOG.md).
@@ -20,6 +22,13 @@ def on_cpu() -> bool:
 def on_cuda() -> bool:
     """Whether MLX computes on an NVIDIA GPU."""
     return mx.cuda.is_available() and not on_cpu()
+
+
+def bits_of(array: mx.array) -> mx.array:
+    """The bits of an `array` as whole numbers, for NumPy, which has no bfloat16. On CUDA a copy:
+    what the host reads leaves the GPU's memory for good."""
+    bits = array.view(_WHOLE[array.itemsize])
+    return bits | 0 if on_cuda() else bits
 
 
 @cache
