@@ -235,7 +235,7 @@ def choose_policy(
     logger.debug("few rows are multiplied %s", "with parts of weights" if parts else "whole")
     if not packable:
         return AttentionPolicy(parts=parts)
-    threshold = measure_threshold(packable[0])
-    launch = measure_launch_tokens(packable[0])
+    threshold = measure_threshold(packable[0], cpu=cpu)
+    launch = measure_launch_tokens(packable[0], cpu=cpu)
     logger.debug("packed up to %d query rows per KV head, a slab costs %d", threshold, launch)
     return AttentionPolicy(threshold=threshold, launch_tokens=launch, unpack=cpu, parts=parts)
