@@ -8,6 +8,7 @@ import logging
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kvactors.actors.runtime.supervision import Restarts, Supervision
@@ -125,6 +126,9 @@ class EngineSlot:
         self.drop()
         # The engine's parts refer to each other.
         gc.collect()
+        # What was launched before a device failed fails too, and whoever computes next is told.
+        with suppress(RuntimeError):
+            mx.synchronize()
         mx.clear_cache()
 
 

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from makers import OpenSystem
 from seeded import bug, seeded
@@ -70,6 +71,32 @@ def test_turns_go_on_as_if_nothing_had_happened(
     assert str(error) in health.error
     system.wait_idle(WAIT)
     system.check()
+
+
+def test_the_step_that_was_launched_ahead_fails_too_and_not_the_load_that_comes_behind_it(
+    open_system: OpenSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told_next = [RuntimeError("[METAL] Command buffer execution failed: Ignored")]
+
+    class Behind(Reloaded):
+        def __call__(self) -> tuple[Any, PlainTokenizer]:
+            if self.loads:
+                synchronize()
+            return super().__call__()
+
+    def synchronize() -> None:
+        if told_next:
+            raise told_next.pop()
+
+    monkeypatch.setattr(mx, "synchronize", synchronize)
+    model = Behind()
+    system = open_system(model, store=False)
+    ask_all(system)[0].get(timeout=WAIT)
+    model.model.arm(step=9, error=LOST)
+
+    for future in ask_all(system):
+        assert len(future.get(timeout=WAIT).token_ids) > 0
+    assert system.health().rebuilds == 1
 
 
 def test_a_turn_that_breaks_the_device_each_time_fails_alone(open_system: OpenSystem) -> None:
