@@ -1,8 +1,10 @@
 """While a model is loaded its port is taken, and who calls is told when to come back."""
 
 import socket
+from functools import partial
 
 import httpx
+import pytest
 from chats import WAIT, asked, post
 from children import run_child
 
@@ -23,6 +25,39 @@ def start(self):
 AgentSystem.start = start
 main()
 """
+
+
+MORE = """
+from resource import RLIMIT_NOFILE, getrlimit, setrlimit
+from kvactors.actors.frontends.server.web.listening import more_connections
+
+setrlimit(RLIMIT_NOFILE, (64, 100))
+print(getrlimit(RLIMIT_NOFILE)[0])
+for _ in range(2):
+    more_connections()
+    print(getrlimit(RLIMIT_NOFILE)[0])
+"""
+
+
+def test_a_port_that_somebody_listens_on_is_taken_where_a_system_gives_it_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "create_server", partial(socket.create_server, reuse_port=True))
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(OSError, match="choose another --port"),
+        listen(Settings(port=taken.getsockname()[1])),
+    ):
+        pass
+
+
+def test_a_server_takes_more_connections_than_a_shell_lets_it_have_at_first() -> None:
+    child = run_child(MORE)
+
+    few, many, again = map(int, child.stdout.split())
+    assert few == 64
+    assert many == again == 100
 
 
 def test_who_comes_while_a_model_loads_is_told_when_to_come_back(system: AgentSystem) -> None:

@@ -13,7 +13,7 @@ from kvactors.actors.frontends.console.key import stored_key
 from kvactors.actors.frontends.server.identity.rules import read_rules, shipped_rules
 from kvactors.actors.frontends.server.web.command import wait_for_signal
 from kvactors.actors.frontends.server.web.keys import KeyFile
-from kvactors.actors.frontends.server.web.listening import listen, loading
+from kvactors.actors.frontends.server.web.listening import listen, loading, more_connections
 from kvactors.actors.frontends.server.web.serve import INDEX, Server
 from kvactors.actors.frontends.server.web.settings import Settings
 from kvactors.actors.frontends.server.wire.models import OURS
@@ -67,6 +67,7 @@ def run_server(
     else:
         own = [*given, *(["keep_bytes"] if most else []), *([] if model is None else ["model"])]
         opened = _clustered(cluster, root, own, chosen, aliases)
+    more_connections()
     with opened as server:
         greet(server)
         wait_for_signal()

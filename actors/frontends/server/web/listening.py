@@ -2,10 +2,13 @@
 come back. Any thread.
 """
 
+import errno
+import os
+import resource
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import uvicorn
@@ -16,7 +19,9 @@ from kvactors.actors.frontends.server.web.guard import Gate, shape_of
 from kvactors.actors.frontends.server.web.settings import Settings
 from kvactors.actors.frontends.server.wire.errors import RETRY_SECONDS, Failure, failure_response
 
-__all__ = ["connections", "listen", "loading"]
+__all__ = ["connections", "listen", "loading", "more_connections"]
+
+FILES = 10_240
 
 _HEADERS = {"Retry-After": str(RETRY_SECONDS), "Connection": "close"}
 _LOADING = Failure(503, "the model is being loaded", None, "unavailable", _HEADERS)
@@ -27,10 +32,22 @@ def listen(settings: Settings) -> socket.socket:
     host, port = settings.host, settings.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
+        if port and _answers(host, port):
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         said = f"cannot listen on {host} port {port}: {error.strerror}; choose another --port"
         raise OSError(error.errno, said) from error
+
+
+def more_connections() -> None:
+    """Let this process have as many files and connections as it may: macOS begins with 256."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # macOS says that there is no limit, and takes no more than these.
+    wanted = FILES if most == resource.RLIM_INFINITY else min(FILES, most)
+    if now != resource.RLIM_INFINITY and now < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def connections(app: ASGIApp, gate: Gate, grace: float) -> uvicorn.Config:
@@ -62,6 +79,15 @@ def loading(listening: socket.socket, gate: Gate) -> Iterator[None]:
     finally:
         server.should_exit = True
         thread.join()
+
+
+def _answers(host: str, port: int) -> bool:
+    """Whether somebody has a port: macOS gives that of all addresses again, for one of them."""
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 async def _wait(scope: Scope, receive: Receive, send: Send) -> None:
