@@ -16,6 +16,7 @@ A tokenizer without a template has this plain one, which separates roles by blan
     (its answer)
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -108,7 +109,11 @@ class ChatFormat(TokenText):
         made = self._grammar_tokens
         if made is None or made.size != size:
             ends = (*self.end_of_turn, *sorted(self.eos - {*self.end_of_turn}))
-            made = GrammarTokens(self.tokenizer, self.encode_rest, self.decode, ends, size)
+            # llguidance keeps what it encodes with, where no garbage collector looks.
+            me = weakref.proxy(self)
+            made = GrammarTokens(
+                self.tokenizer, lambda text: me.encode_rest(text), self.decode, ends, size
+            )
             self._grammar_tokens = made
         return made
 

@@ -9,8 +9,8 @@ built anew, goes on from its tokens. One thread at a time.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
+from weakref import WeakKeyDictionary
 
 from kvactors.core.errors import InvalidGrammar
 from kvactors.core.schedule.completion import LONGEST, Tokens, short_way, shortest_way
@@ -23,6 +23,8 @@ __all__ = ["Guide"]
 
 # How much of a known way a token may have said, in tokens.
 RESTS = 8
+# Grammars of one tokenizer whose first way out is kept.
+MOST_KEPT = 64
 
 
 class Compiler(Tokens, Protocol):
@@ -36,6 +38,10 @@ class Compiler(Tokens, Protocol):
     def matcher(self, source: str) -> "LLMatcher":
         """A matcher at the beginning of a grammar."""
         ...
+
+
+# As long as there is their tokenizer.
+_first_ways = WeakKeyDictionary[Compiler, dict[Grammar, tuple[int, ...] | None]]()
 
 
 class Guide:
@@ -167,7 +173,13 @@ class Guide:
         return self._matcher.validate_tokens(tokens) == len(tokens)
 
 
-@lru_cache(maxsize=64)
 def _first_way(tokens: Compiler, grammar: Grammar) -> tuple[int, ...] | None:
     """The way out from the beginning of a grammar; looked for once."""
-    return shortest_way(tokens, tokens.matcher(grammar.source))
+    known = _first_ways.setdefault(tokens, {})
+    if grammar in known:
+        return known[grammar]
+    way = shortest_way(tokens, tokens.matcher(grammar.source))
+    if len(known) >= MOST_KEPT:
+        known.clear()
+    known[grammar] = way
+    return way

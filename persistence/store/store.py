@@ -283,3 +283,4 @@ class Store:
         for key in self._kv.keys_of(encoded):
             self._kv.drop(key)
         self._ledgers.remove(agent_id)
+        self._touched.discard(encoded)

@@ -1,17 +1,21 @@
 """Answers that have a grammar from the shipped default model: valid, whole and remembered."""
 
+import gc
 import json
 import os
 import random
+import weakref
 from typing import Any
 
 import jsonschema
 import pytest
 from makers import OpenSystem
+from mlx_lm import load
 from random_schemas import random_schema
 from seeded import bug, seeded
 
-from kvactors import Grammar, InvalidGrammar, Sampling
+from kvactors import AgentSystem, Grammar, InvalidGrammar, Sampling
+from kvactors.core.model.options import DEFAULT_MODEL
 from kvactors.core.schedule.guide import Guide
 
 # As many as can be told apart from luck; the full number takes some minutes.
@@ -109,6 +113,24 @@ def test_every_kind_of_grammar_is_whole_within_few_tokens(
     assert grammar.kind != "lark" or said.count("(") == said.count(")")
     assert grammar.kind != "json_schema" or isinstance(json.loads(said), dict)
     assert grammar.kind != "regex" or len(said) == 8
+
+
+def test_a_tokenizer_is_let_go_with_the_system_that_compiled_a_grammar_for_it() -> None:
+    tokenizers = []
+
+    def model() -> tuple[Any, Any]:
+        network, tokenizer = load(str(DEFAULT_MODEL))[:2]
+        tokenizers.append(weakref.ref(tokenizer))
+        return network, tokenizer
+
+    with AgentSystem(model, store=False) as system:
+        sampling = Sampling(max_tokens=4, grammar=Grammar.regex("yes|no"))
+        system.spawn("a").ask("Go on.", sampling=sampling).get(timeout=WAIT)
+        assert tokenizers[0]() is not None
+
+    del system
+    gc.collect()
+    assert tokenizers[0]() is None
 
 
 def test_a_turn_that_cannot_be_whole_is_refused_before_any_work(open_system: OpenSystem) -> None:

@@ -3,7 +3,7 @@ thread."""
 
 from collections import deque
 from collections.abc import Iterable
-from functools import lru_cache
+from weakref import WeakKeyDictionary
 
 from kvactors.actors.frontends.server.exchange.events import TokenLogprob
 from kvactors.core.conversation.chat_format import ChatFormat
@@ -11,8 +11,8 @@ from kvactors.core.schedule.logprobs import TokenLogprob as Scored
 
 __all__ = ["TokenLine", "TokenTexts"]
 
-# Alternatives whose text is kept.
-KEPT = 65_536
+# Of tokens in the middle of a line, as long as there is their tokenizer.
+_texts = WeakKeyDictionary[ChatFormat, dict[int, str]]()
 INCOMPLETE = "\ufffd"
 
 
@@ -79,9 +79,11 @@ class TokenLine:
         return left
 
 
-@lru_cache(KEPT)
 def _alone(chat: ChatFormat, token: int) -> str:
     """What a token says in the middle of a line."""
-    before = chat.encode("a")
-    start, text = chat.decode(before), chat.decode([*before, token])
-    return text[len(start) :] if text.startswith(start) else chat.decode([token])
+    known = _texts.setdefault(chat, {})
+    if token not in known:
+        before = chat.encode("a")
+        start, text = chat.decode(before), chat.decode([*before, token])
+        known[token] = text[len(start) :] if text.startswith(start) else chat.decode([token])
+    return known[token]
