@@ -66,6 +66,41 @@ def test_what_an_agent_went_back_behind_is_gone() -> None:
     index.close()
 
 
+def test_an_answer_that_its_agent_went_back_behind_is_gone_and_one_that_another_knows_stays() -> (
+    None
+):
+    with closing(Index(None)) as index:
+        for name in ("c-0", "c-1"):
+            index.begin(known(name))
+        for number in range(3):
+            place = Place(chain(0, number), "c-0", number + 1, "mark", "{}")
+            index.note(known("c-0"), number, [place], f"answer {number}")
+        index.note(known("c-1"), 0, [Place(chain(0, 2), "c-1", 3, "mark", "{}")])
+
+        index.note(known("c-0"), 0, [Place(chain(0, 0), "c-0", 1, "mark", "{}")], "again")
+
+        found = [index.answer("", f"answer {number}") for number in range(3)]
+        assert found == [chain(0, 0), None, chain(0, 2)]
+        assert index.answer("", "again") == chain(0, 0)
+
+
+def test_answers_that_an_index_of_before_left_behind_are_gone_when_it_is_opened(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "clients.db"
+    with closing(Index(path)) as index:
+        index.begin(known("c-0"))
+        index.note(known("c-0"), 0, [Place(chain(0, 0), "c-0", 1, "mark", "{}")], "kept")
+    with closing(sqlite3.connect(path)) as old:
+        old.execute("insert into answers values ('left', '', x'00', 'c-0', 0)")
+        old.execute("pragma user_version = 1")
+        old.commit()
+
+    with closing(Index(path)) as again:
+        assert again.answer("", "kept") == chain(0, 0)
+        assert again.answer("", "left") is None
+
+
 def test_texts_that_an_index_of_before_left_behind_are_gone_when_it_is_opened(
     tmp_path: Path,
 ) -> None:

@@ -193,7 +193,7 @@ class Index:
         agent_id, places, now = known.agent_id, list(places), self._clock()
         seal = self.sealed.write
         with self._db:
-            self._leave(agent_id, keep)
+            left = self._leave(agent_id, keep)
             self._db.executemany(
                 "insert or replace into places values (?, ?, ?, ?, ?)",
                 [(p.chain, agent_id, p.turns, p.mark, seal(p.notes)) for p in places],
@@ -202,6 +202,13 @@ class Index:
                 "update agents set notes = ?, tools = ?, used = ? where agent = ?",
                 (seal(known.notes), known.tools, now, agent_id),
             )
+            if left:
+                # Nobody can go on with what it answered there.
+                self._db.execute(
+                    "delete from answers where agent = ? and not exists"
+                    " (select 1 from places where places.chain = answers.chain)",
+                    (agent_id,),
+                )
             if answer_id and places:
                 tenant = "(select tenant from agents where agent = ?)"
                 self._db.execute(
@@ -225,13 +232,15 @@ class Index:
             for table in ("agents", "answers"):
                 self._db.execute(f"delete from {table} where agent = ?", (agent_id,))
 
-    def _leave(self, agent_id: str, keep: int) -> None:
+    def _leave(self, agent_id: str, keep: int) -> bool:
         """No places of an agent behind its first `keep` turns, nor what nobody else said there: by
-        its own places, for a look at all that was ever said takes as long as there is of it."""
+        its own places, for a look at all that was ever said takes as long as there is of it.
+        Whether there were any."""
         self._db.execute(
             "delete from said where chain in (select chain from places as mine"
             " where agent = ? and turns > ? and not exists (select 1 from places as other"
             " where other.chain = mine.chain and other.agent <> mine.agent))",
             (agent_id, keep),
         )
-        self._db.execute("delete from places where agent = ? and turns > ?", (agent_id, keep))
+        left = "delete from places where agent = ? and turns > ?"
+        return self._db.execute(left, (agent_id, keep)).rowcount > 0

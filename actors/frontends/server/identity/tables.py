@@ -77,13 +77,17 @@ def _renew(database: sqlite3.Connection) -> None:
             "update places set notes = coalesce((select notes from agents"
             " where agents.agent = places.agent), '{}');"
         )
-    if database.execute("pragma user_version").fetchone() == (0,):
-        # Before, texts stayed that an agent had gone back behind, and nothing else finds them.
-        database.executescript(
-            "delete from said where not exists"
-            " (select 1 from places where places.chain = said.chain);"
-            "pragma user_version = 1;"
+    # Before, texts and answers stayed that an agent had gone back behind, and nothing else finds
+    # them.
+    (version,) = database.execute("pragma user_version").fetchone()
+    for table in ("said", "answers")[version:]:
+        database.execute(
+            f"delete from {table} where not exists"
+            f" (select 1 from places where places.chain = {table}.chain)"
         )
+    if version < 2:
+        database.execute("pragma user_version = 2")
+        database.commit()
 
 
 def _columns(database: sqlite3.Connection, table: str) -> list[str]:
