@@ -40,6 +40,9 @@ PASSING = (
 )
 """What is over when it is tried again, a little later."""
 
+# Agents whose owners are known without a question.
+MOST_OWNERS = 100_000
+
 
 class Client:
     """Any number of calls at once over `transport`, on one loop; `settings` are the cluster's, and
@@ -179,6 +182,8 @@ class Client:
         """That node, and in which epoch it was found there. Raises UnknownAgent, Unreachable."""
         if agent not in self._owners:
             place = await self._directory("find", {"agent": agent})
+            if len(self._owners) >= MOST_OWNERS:
+                self.lost(next(iter(self._owners)))
             self._owners[agent] = (place["node"], place["epoch"])
         return self._owners[agent]
 
@@ -210,6 +215,7 @@ async def forget(client: Client, agent: str, seconds: float) -> None:
         raise UnknownAgent(agent=agent)
     if known["node"] is not None:
         await client.ask("forget", {"agent": agent, "born": known["born"]}, seconds)
+    client.lost(agent)
 
 
 def _timed(request: Record) -> bool:

@@ -1,6 +1,7 @@
 """Moves under way: each is driven by a task of its own, from the moment at which it is written."""
 
 import asyncio
+import logging
 from functools import partial
 
 from kvactors.actors.cluster.protocol.directory.moves import Moves
@@ -9,6 +10,8 @@ from kvactors.actors.cluster.protocol.directory.registry import Registry
 from kvactors.actors.cluster.protocol.errors import ClusterError
 
 __all__ = ["Driver"]
+
+logger = logging.getLogger(__name__)
 
 # A move that failed so often is given up.
 TRIES = 8
@@ -55,6 +58,7 @@ class Driver:
 
     async def _drive(self, agent: str) -> None:
         if (move := self._registry.moves.get(agent)) is None:
+            self._failed.pop(agent, None)
             return
         place = await self._places.settled(agent)
         if place.node == move.target or not self._registry.takes(move.target):
@@ -62,12 +66,13 @@ class Driver:
             return
         try:
             await self._moves.bring(place, move)
-        except ClusterError:
-            await self._failed_once(agent)
+        except ClusterError as error:
+            await self._failed_once(agent, move.target, error)
             raise
 
-    async def _failed_once(self, agent: str) -> None:
+    async def _failed_once(self, agent: str, target: str, error: ClusterError) -> None:
         self._failed[agent] = self._failed.get(agent, 0) + 1
         if self._failed[agent] >= TRIES:
             del self._failed[agent]
+            logger.warning("%r could not be brought to %s: %s", agent, target, error)
             await self._moves.give_up(agent)

@@ -1,5 +1,6 @@
 """The places of agents: each change of one is a compare-and-swap, and a new epoch."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -128,7 +129,7 @@ class Places:
 
     def _choose(self, agent: str, group: str | None) -> str:
         nodes = self._members.room()
-        together = {} if group is None else self._registry.groups[group]
+        together = Counter[str]() if group is None else self._registry.groups.get(group, Counter())
         if (node := choose(nodes, together)) is None:
             raise NoRoom(agent=agent, nodes=_names(*self._registry.members))
         return node

@@ -1,7 +1,7 @@
 """What the directory must not forget, over its journal."""
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -44,7 +44,7 @@ class Registry:
         # How many agents a node owns, how many it is replica of, and where a group's agents are.
         self.owned: Counter[str] = Counter()
         self.kept: Counter[str | None] = Counter()
-        self.groups: defaultdict[str | None, Counter[str]] = defaultdict(Counter)
+        self.groups: dict[str | None, Counter[str]] = {}
         self.index = Index()
         self.broken: OSError | None = None
         self._length = 0
@@ -129,7 +129,7 @@ class Registry:
         members, places = list(self.members.values()), list(self.places.values())
         moves, stays = list(self.moves.values()), list(map(list, self.stays.items()))
         return chain(
-            [{"epochs": dict(self.gone)}],
+            _in_parts("epochs", list(self.gone.items())),
             _packed("members", members),
             _packed("places", places),
             _packed("moves", moves),
@@ -169,14 +169,28 @@ class Registry:
             if counted is not None:
                 self.owned[counted.node] += by
                 self.kept[counted.replica] += by
-                self.groups[counted.group][counted.node] += by
+                self._count(counted, by)
         if place is not None:
             self.places[agent] = place
+
+    def _count(self, place: Place, by: int) -> None:
+        """An agent of its group more, or less, on its node."""
+        nodes = self.groups.setdefault(place.group, Counter())
+        nodes[place.node] += by
+        if not nodes[place.node]:
+            del nodes[place.node]
+        if not nodes:
+            del self.groups[place.group]
 
     def _may_go_unless_at(self, agent: str, node: str | None) -> None:
         """It lives there now. Who was to stay elsewhere was forced away, or never came there."""
         if self.stays.get(agent) != node:
             self.stays.pop(agent, None)
+
+
+def _in_parts(name: str, things: Sequence[tuple[str, int]]) -> Iterator[Record]:
+    for first in range(0, len(things), TOGETHER):
+        yield {name: dict(things[first : first + TOGETHER])}
 
 
 def _packed(name: str, things: Sequence[Plain]) -> Iterator[Record]:

@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from lives import SETTINGS, Cluster
 from seeded import bug, seeded
 
+from kvactors.actors.cluster.protocol import client as client_module
+from kvactors.actors.cluster.protocol.client import Client, forget
 from kvactors.actors.cluster.protocol.directory.driver import TRIES
+from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.testing.machines import host
 from kvactors.actors.cluster.testing.machines.host import ModelHost
 
@@ -26,6 +29,33 @@ def a_turn_takes_long(true: Any) -> Any:
 
 
 LONG = 5 * SETTINGS.lease
+
+
+def test_a_client_asks_again_who_has_an_agent_that_was_forgotten_or_that_it_cannot_remember(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = list[str]()
+
+    class Answering:
+        async def call(self, to: str, method: str, record: Record, **_: Any) -> Record:
+            if method == "whose":
+                return {"a2": {"node": "n1", "born": 1}}
+            if method == "find":
+                asked.append(record["agent"])
+            return {"node": "n1", "epoch": 1}
+
+    async def live() -> None:
+        client: Any = Client(cast(Any, Answering()), cast(Any, None), SETTINGS)
+        for agent in ("a0", "a1", "a2", "a2", "a1", "a0"):
+            await client.find(agent)
+        client.tries = lambda *_: None
+        await forget(client, "a2", 1)
+        await client.find("a2")
+
+    monkeypatch.setattr(client_module, "MOST_OWNERS", 2)
+    asyncio.run(live())
+
+    assert asked == ["a0", "a1", "a2", "a0", "a2"]
 
 
 @pytest.mark.parametrize("drained", [False, True])

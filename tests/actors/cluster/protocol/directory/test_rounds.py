@@ -2,6 +2,7 @@
 however many there are."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ from caretaking import Round, place
 from machine import SETTINGS, Machine
 
 from kvactors.actors.cluster.protocol.directory.index import Index
-from kvactors.actors.cluster.protocol.directory.registry import Registry
+from kvactors.actors.cluster.protocol.directory.registry import TOGETHER, Registry
 from kvactors.actors.cluster.protocol.records import Member, Place
 
 NODES = 100
@@ -100,6 +101,9 @@ def test_a_cluster_of_one_node_looks_with_pauses_for_those_that_nobody_can_help(
     assert 0 < pause <= PAUSE
 
 
+GROUPS = ("one", "two", None)
+
+
 def test_an_index_is_that_of_the_places_whatever_they_live_through(machine: Machine) -> None:
     rng, registry = machine.rng, Registry(machine.journal)
 
@@ -107,7 +111,7 @@ def test_an_index_is_that_of_the_places_whatever_they_live_through(machine: Mach
         agent, node, replica = f"a{rng.randrange(9)}", *rng.choices(["n1", "n2", None], k=2)
         if node is not None:
             claimed, epoch = rng.randrange(2), rng.randrange(1, 3)
-            new = Place(agent, node, claimed, epoch, replica, None, 1)
+            new = Place(agent, node, claimed, epoch, replica, rng.choice(GROUPS), 1)
             machine.does(registry.note(places=[new]))
         elif agent in registry.places:
             machine.does(registry.note(gone=[agent]))
@@ -116,6 +120,23 @@ def test_an_index_is_that_of_the_places_whatever_they_live_through(machine: Mach
         for there in registry.places.values():
             anew.put(None, there)
         assert full(registry.index) == full(anew)
+        grouped = Counter((place.group, place.node) for place in registry.places.values())
+        assert {
+            (group, node): count
+            for group, nodes in registry.groups.items()
+            for node, count in (nodes or {None: 0}).items()
+        } == grouped
+
+
+def test_epochs_of_agents_that_are_gone_are_written_in_parts(machine: Machine) -> None:
+    registry = Registry(machine.journal)
+    epochs = {f"a{number}": number for number in range(2 * TOGETHER + 1)}
+    machine.does(registry.note(epochs=epochs))
+
+    machine.does(registry.rewrite())
+
+    assert Registry(machine.journal).gone == epochs
+    assert max(len(entry.get("epochs", ())) for entry in machine.disk.files["journal"]) == TOGETHER
 
 
 def full(index: Index) -> list[object]:
