@@ -40,6 +40,8 @@ PASSING = (
 )
 """What is over when it is tried again, a little later."""
 
+# Calls that fail one after the other before an attempt does.
+LASTING = 10
 # Agents whose owners are known without a question.
 MOST_OWNERS = 100_000
 
@@ -154,7 +156,9 @@ class Client:
     def tries(self, what: str, seconds: float, *, timed: bool = False) -> Tries:
         """For how long it is tried to reach `what`: `seconds` from its loss on, or (`timed`) from
         now on."""
-        return Tries(self._clock, what, seconds, None if timed else self._settings.lease)
+        # Whom nobody hears is given up before that: see Settings.
+        lasting = self._settings.lease + LASTING * self._settings.call
+        return Tries(self._clock, what, seconds, None if timed else lasting)
 
     def lost(self, agent: str) -> None:
         """Who had it has it no more: the directory is asked again."""
@@ -162,7 +166,8 @@ class Client:
 
     async def serve(self, agent: str, seconds: float) -> None:
         """Have it in the memory of its owner, its behaviour begun. Unanswered after `seconds`."""
-        await self._of_owner(agent, "serve", {"agent": agent}, seconds)
+        # It is waited for who leaves, which lasts.
+        await self._of_owner(agent, "serve", {"agent": agent}, seconds, timed=True)
         # That was another epoch, if it was claimed for this.
         self.lost(agent)
 

@@ -26,20 +26,20 @@ async def done_soon(clock: Clock, what: asyncio.Future[Any], seconds: float) -> 
 
 class Tries:
     """How long to reach `what` is tried again, by `clock`, and how long is waited before: `seconds`
-    from the first error on, and anew after an attempt that lasted longer than a `lease`, as it was
-    reached then. Without a `lease` they count from now on."""
+    from the first error on, and anew after an attempt that was `lasting`, in seconds, as it was
+    reached then. Where none is they count from now on."""
 
-    def __init__(self, clock: Clock, what: str, seconds: float, lease: float | None) -> None:
+    def __init__(self, clock: Clock, what: str, seconds: float, lasting: float | None) -> None:
         self._clock, self._what, self._seconds = clock, what, seconds
         self._begun = clock.now()
-        self._until = self._begun + seconds if lease is None else None
-        self._lease = math.inf if lease is None else lease
+        self._until = self._begun + seconds if lasting is None else None
+        self._lasting = math.inf if lasting is None else lasting
         self._wait = FIRST_WAIT
 
     def left(self) -> float:
         """Seconds."""
         now = self._clock.now()
-        if self._until is None or now - self._begun > self._lease:
+        if self._until is None or now - self._begun > self._lasting:
             return self._seconds
         return self._until - now
 

@@ -18,9 +18,12 @@ SETTINGS = Settings(lease=2.0, call=0.5, served=2)
 class Cluster:
     """A world and somebody who asks."""
 
-    def __init__(self, nodes: int) -> None:
-        self.world = World(1, nodes, SETTINGS)
+    def __init__(self, nodes: int, settings: Settings = SETTINGS) -> None:
+        self.world = World(1, nodes, settings)
         self.client: Client = self.world.client("client")
+
+    def close(self) -> None:
+        self.world.close()
 
     def does(self, work: Awaitable[Any]) -> Any:
         async def waits() -> Any:

@@ -3,6 +3,7 @@ anywhere. With replication off it is lost, so that these tests would see it."""
 
 import asyncio
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -11,10 +12,13 @@ from losing import the_replica_gets_nothing
 from seeded import bug, seeded
 
 from kvactors.actors.cluster.protocol.client import forget
-from kvactors.actors.cluster.protocol.errors import Unanswered, UnknownAgent
+from kvactors.actors.cluster.protocol.errors import Unanswered, UnknownAgent, Unreachable
 from kvactors.actors.cluster.protocol.interfaces import Record
+from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.cluster.testing.machines.host import ModelHost
+from kvactors.actors.cluster.testing.machines.network import SimTransport
 from kvactors.actors.cluster.testing.steps import Armed
+from kvactors.actors.cluster.testing.world import DIRECTORY
 
 Make = Callable[[int], Cluster]
 TURNS = [f"turn {number}" for number in range(5)]
@@ -119,6 +123,35 @@ def test_a_turn_is_asked_again_for_as_long_as_since_its_owner_was_lost_unless_it
         else:
             with pytest.raises(Unanswered):
                 three.does(asked)
+
+
+@pytest.mark.parametrize("lease", [3.0, 0.5])
+def test_a_directory_that_gives_no_sign_is_given_up_however_short_a_lease_is(lease: float) -> None:
+    with closing(Cluster(2, Settings(lease=lease, call=1.0))) as two:
+        two.spawns("alice")
+        two.world.pause(DIRECTORY)
+        began = two.world.loop.time()
+
+        with pytest.raises(Unanswered):
+            two.does(two.client.ask("stats", {}, 5))
+        assert two.world.loop.time() - began < 10
+
+
+def test_a_turn_that_its_owner_cannot_begin_is_given_up_however_late_it_fails() -> None:
+    @bug(SimTransport, "call")
+    def turns_fail_late(true: Any) -> Any:
+        async def call(*at: Any, within: float | None = None) -> Record:
+            if at[2] == "turn":
+                await asyncio.sleep(2 * Settings().lease)
+                raise Unreachable(to="the node of its parent", method="read")
+            return dict(await true(*at, within=within))
+
+        return call
+
+    with closing(Cluster(1, Settings())) as one:
+        one.spawns("alice")
+        with seeded(turns_fail_late), pytest.raises(Unanswered):
+            one.does(one.client.turn("alice", {"id": "r-one", "text": "one"}, 60))
 
 
 def test_who_is_let_go_of_by_a_node_that_stands_still_is_taken_over_as_others_are(
