@@ -8,7 +8,7 @@ draft that was not fed would have said. What a token more costs a forward is mea
 
 import math
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
@@ -217,21 +217,25 @@ def share_out(drafts: Sequence[Draft], rows: int, costs: Costs, *, least: float)
 
     One is added with the chance that all before it are right too.
     """
-    taken = [0] * len(drafts)
+    taken, order, longest = [0] * len(drafts), list[int](), 0
     heap = [(-draft.chances[0], index) for index, draft in enumerate(drafts) if draft.tokens]
     heapify(heap)
-    gain, best, expected, more, made = 1.0, list(taken), float(rows), 0, 0.0
+    # Of the tokens in the order in which they are added, the first `best` are fed.
+    gain, best, expected, made = 1.0, 0, float(rows), 0.0
     while heap and -heap[0][0] >= LEAST_CHANCE:
         chance, index = -heap[0][0], heap[0][1]
+        order.append(index)
         taken[index] += 1
-        expected, more, made = expected + chance, more + 1, made + drafts[index].make
-        worth = expected / rows / (costs.of(rows, more, max(taken)) + made)
+        longest = max(longest, taken[index])
+        expected, made = expected + chance, made + drafts[index].make
+        worth = expected / rows / (costs.of(rows, len(order), longest) + made)
         if worth > gain:
-            gain, best = worth, list(taken)
+            gain, best = worth, len(order)
         draft, place = drafts[index], taken[index]
         onward = place < min(len(draft.tokens), MOST_DRAFTED)
         heapreplace(heap, (-chance * draft.chances[place] if onward else 0.0, index))
-    return best if gain >= least else [0] * len(drafts)
+    fed = Counter(order[:best] if gain >= least else ())
+    return [fed[index] for index in range(len(drafts))]
 
 
 def _undisturbed(before: float, sample: float) -> float:
