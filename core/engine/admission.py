@@ -1,6 +1,6 @@
 """Admission: which waiting turns may start beside those that run. GPU thread only."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvactors.core.cache.slots import EXTENT_STEP
@@ -141,19 +141,20 @@ class Admission:
         than can be used.
         """
         active, held = list(running), [*running, *self._places]
-        asked = False
-        # Whose beginning a turn may wait for: of who runs, or holds a place before it.
-        ahead = list(running)
-        full = False
+        asked = full = False
+        # What a turn may wait for is prefilled by who runs, or holds a place before it: it is
+        # known of those when the next one is looked at.
+        ahead, prefilled = list(running), set[tuple[str, int]]()
         for request in self._candidates(len(running)):
             if self._backed_up:
                 break
-            has_place = request in self._places
-            waits = self._transfer.reading(request.agent_id) or self._follows(request, ahead)
-            if has_place:
-                ahead.append(request)
-            places = self._places_for(request)
-            if waits or (not has_place and (full or len(held) >= places)) or len(active) >= places:
+            has_place, places = request in self._places, self._places_for(request)
+            if not has_place and (full or len(held) >= places):
+                continue
+            prefilled.update(_beginning(other) for other in ahead if other.cached < other.shared)
+            ahead = [request] if has_place else []
+            waits = self._transfer.reading(request.agent_id) or self._follows(request, prefilled)
+            if waits or len(active) >= places:
                 continue
             self._sharing.prepare(request, self._transfer.must_ask_for_more)
             if self._gave_way_to(request, active) or not self._make_room(request, active, held):
@@ -198,19 +199,13 @@ class Admission:
     def _backed_up(self) -> bool:
         return self._memory.backlog > self._config.backlog_limit
 
-    def _follows(self, request: Request, ahead: Iterable[Request]) -> bool:
-        """Whether a turn `ahead` is just prefilling the system prompt that this one needs too."""
+    def _follows(self, request: Request, prefilled: Container[tuple[str, int]]) -> bool:
+        """Whether the system prompt that this turn needs is just `prefilled` by another."""
         if not request.shared or request.agent_id in self._memory.hot:
             return False
         if self._transfer.must_ask_for_more(request):
             return False
-        prefilled = any(
-            other.prompt_hash == request.prompt_hash
-            and other.form is request.form
-            and other.cached < other.shared
-            for other in ahead
-        )
-        return prefilled and self._sharing.donor(request) is None
+        return _beginning(request) in prefilled and self._sharing.donor(request) is None
 
     def _gave_way_to(self, request: Request, running: Sequence[Request]) -> bool:
         """Whether the turns that this one gave way to still run, all of them."""
@@ -274,3 +269,8 @@ class Admission:
         request.kept = 0 if request.scoring else min(cache.end, request.target)
         request.admitted_at = self._clock()
         self.counts[_COUNTED[request.cache_state]] += 1
+
+
+def _beginning(request: Request) -> tuple[str, int]:
+    """The system prompt that a turn needs, in its form."""
+    return request.prompt_hash, request.form.index

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from makers import Ticks
 
 from kvactors.core.engine.engine import Engine, EngineConfig
 from kvactors.core.model.load import LoadedModel
@@ -106,6 +107,11 @@ class Watched(Request):
         return super().__getattribute__(name)
 
 
+def watched(plain: Request) -> Watched:
+    fields = {field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)}
+    return Watched(**fields)
+
+
 @pytest.mark.parametrize("sharing", [False, True], ids=["alone", "with a beginning in common"])
 def test_a_step_reads_no_more_of_four_thousand_waiting_turns_than_of_four_hundred(
     load_grid: Callable[..., LoadedModel], sharing: bool
@@ -114,9 +120,7 @@ def test_a_step_reads_no_more_of_four_thousand_waiting_turns_than_of_four_hundre
     for count in (400, 4_000):
         engine = Engine(load_grid(), EngineConfig(2, 1 << 30, stored=False, target_latency=1e-9))
         for number in range(count):
-            plain = make_request(f"{number}", [], [1] * 600, Sampling(max_tokens=9))
-            fields = {field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)}
-            request = Watched(**fields)
+            request = watched(make_request(f"{number}", [], [1] * 600, Sampling(max_tokens=9)))
             if sharing:
                 request.shared, request.prompt_hash = 512, "the same"
             engine.submit(request)
@@ -130,3 +134,25 @@ def test_a_step_reads_no_more_of_four_thousand_waiting_turns_than_of_four_hundre
     assert engine.stats()["waiting"] > 3_900
     # A search among ten times as many compares a few more.
     assert reads[4_000] < reads[400] + 50
+
+
+def test_who_runs_is_not_looked_through_for_each_turn_that_waits(
+    load_grid: Callable[..., LoadedModel],
+) -> None:
+    reads = {}
+    for count in (3, 30):
+        engine = Engine(load_grid(), EngineConfig(40, 6_000_000, stored=False), clock=Ticks())
+        engine.submit(watched(make_request("long", [], [1] * 2600, Sampling(max_tokens=100))))
+        for number in range(count):
+            request = make_request(f"{number}", [], [2] * 2600, Sampling(max_tokens=100))
+            request.shared, request.prompt_hash = 512, "the same"
+            engine.submit(request)
+        for _ in range(30):
+            engine.step()
+        Watched.reads = 0
+        engine.step()
+        reads[count] = Watched.reads
+        # There is room for no other.
+        assert [request.agent_id for request in engine.memory.running.active] == ["long"]
+
+    assert reads[30] == reads[3] > 0
