@@ -35,7 +35,7 @@ def common_prefix(first: Sequence[object], second: Sequence[object]) -> int:
     low, high = 0, shorter - 1
     while low < high:
         middle = (low + high + 1) // 2
-        if first[:middle] == second[:middle]:
+        if first[low:middle] == second[low:middle]:
             low = middle
         else:
             high = middle - 1

@@ -29,6 +29,27 @@ def test_the_common_prefix_is_the_longest(first: str, second: str) -> None:
     assert common_prefix(list(first), list(second)) == common
 
 
+class Watched(int):
+    """An item that counts how often any such item is compared."""
+
+    compared = 0
+    __hash__ = int.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Watched.compared += 1
+        return super().__eq__(other)
+
+
+@pytest.mark.parametrize("common", [0, 1, 511, 512, 513, 1000, 1023, 1024])
+def test_what_is_known_to_be_common_is_not_compared_at_each_bisection(common: int) -> None:
+    first = [Watched(item) for item in range(1024)]
+    second = [Watched(item if item < common else -1) for item in range(1024)]
+    Watched.compared = 0
+
+    assert common_prefix(first, second) == common
+    assert Watched.compared <= 2 * 1024
+
+
 # -- where tokens end ----------------------------------------------------------------------
 
 
