@@ -1,5 +1,7 @@
 """Who goes a conversation on, of all who know some of it, and how much is looked at for that."""
 
+import sqlite3
+from pathlib import Path
 from typing import Literal
 
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvactors.actors.frontends.server.exchange.inquiry import Client, Inquiry, Message
 from kvactors.actors.frontends.server.identity.conversation import read
-from kvactors.actors.frontends.server.identity.index import Index, Known, Place
+from kvactors.actors.frontends.server.identity.index import SOME, Index, Known, Place
 from kvactors.actors.frontends.server.identity.resolve import Resolver
 from kvactors.actors.frontends.server.identity.sealed import Sealed
 
@@ -43,7 +45,7 @@ def conversation(many: int, thread: str = "mine") -> tuple[Inquiry, tuple[bytes,
 
 
 def knows(index: Index, agent: str, thread: str, *places: Place) -> None:
-    known = Known(agent, "", f"thread:{thread}", "{}", "{}", named=False)
+    known = Known(agent, "", thread and f"thread:{thread}", "{}", "{}", named=False)
     index.begin(known)
     index.note(known, 0, places)
 
@@ -93,3 +95,58 @@ def test_of_a_long_conversation_that_goes_on_its_end_alone_is_looked_at() -> Non
     assert (plan.known.agent_id, plan.keep) == ("one", 2000)
     assert sealed.reads < 50
     index.close()
+
+
+def crowd(index: Index, many: int, name: str, *hashes: bytes) -> list[str]:
+    """So `many` agents without a thread, called by a `name` and a number, that all know `hashes`;
+    each goes on in its own way if its `name` is "gone"."""
+    agents = [f"{name} {number:04}" for number in range(many)]
+    for agent in agents:
+        known = (*hashes, agent.encode()) if name == "gone" else hashes
+        knows(index, agent, "", *(Place(h, agent, n, "", "{}") for n, h in enumerate(known, 1)))
+    return agents
+
+
+def test_of_many_who_share_a_first_message_some_are_looked_at() -> None:
+    inquiry, hashes = conversation(3)
+    sealed = Counting()
+    index = Index(None, sealed=sealed)
+    crowd(index, 10 * SOME, "gone", hashes[0])
+    knows(index, "mine", "mine", Place(hashes[0], "mine", 1, "", "{}"))
+    sealed.reads = 0
+
+    plan = Resolver(index, (), lambda _: "within").plan(inquiry, set())
+
+    assert (plan.parent, plan.keep) == ("mine", 1)
+    assert sealed.reads < 2 * SOME
+    index.close()
+
+
+def test_of_very_many_who_know_the_same_one_who_ends_there_and_is_free_goes_on() -> None:
+    said, hashes = conversation(3, "")
+    index = Index(None)
+    crowd(index, 2 * SOME, "gone", *hashes[:2])
+    *busy, free = crowd(index, 2 * SOME, "here", *hashes[:2])
+
+    plan = Resolver(index, (), lambda at: "end" if at.last else "within").plan(said, set(busy))
+
+    assert (plan.known.agent_id, plan.keep, plan.fresh) == (free, 2, False)
+    index.close()
+
+
+def test_who_ends_where_is_known_of_an_index_of_before(tmp_path: Path) -> None:
+    path = tmp_path / "clients.db"
+    _, hashes = conversation(3)
+    index = Index(path)
+    crowd(index, 1, "here", *hashes)
+    index.close()
+    with sqlite3.connect(path) as old:
+        old.executescript("drop index ends_of; alter table agents drop column ends")
+    old.close()
+
+    again = Index(path)
+
+    found = [place for some in again.shared(hashes, "", 0) for place in some]
+    assert [place.turns for place in found] == [3, 2, 1]
+    assert [place.turns for place in found if place.last] == [3]
+    again.close()

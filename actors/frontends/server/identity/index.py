@@ -10,13 +10,13 @@ sealed where the store is. Names (of agents, of clients' threads, of tools) and 
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kvactors.actors.frontends.server.identity.sealed import Sealed
-from kvactors.actors.frontends.server.identity.tables import opened
+from kvactors.actors.frontends.server.identity.tables import ENDS, opened
 
 __all__ = ["Index", "Known", "Place", "unnamed"]
 
@@ -24,6 +24,13 @@ __all__ = ["Index", "Known", "Place", "unnamed"]
 SOME = 64
 # Conversations whose places are looked for at once: those that are longest, and the others.
 FIRST_PART, LATER_PARTS = 8, 500
+
+# Of more than a mere beginning; the plus: they are found by their chains, not by their turns.
+_PLACES = (
+    "select chain, agent, turns, mark, notes,"
+    " chain = (select ends from agents where agents.agent = places.agent)"
+    " from places where +turns > 0"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +94,40 @@ class Index:
 
     # -- reading -----------------------------------------------------------------------
 
-    def places(self, chains: Sequence[bytes]) -> Iterator[list[Place]]:
-        """All places of conversations `chains`, each longer than the one before, but mere
-        beginnings, in parts, those of the longest first: as a rule it is one of these that is
+    def places(self, chains: Sequence[bytes], agents: Collection[str]) -> Iterator[list[Place]]:
+        """All places of `agents` of conversations `chains`, each longer than the one before, but
+        mere beginnings, in parts, those of the longest first: as a rule it is one of these that is
         looked for."""
-        end, many = len(chains), FIRST_PART
-        while end > 0:
-            some = chains[max(0, end - many) : end]
-            found = self._db.execute(
-                "select chain, agent, turns, mark, notes,"
-                " turns = (select max(turns) from places as all_ where all_.agent = places.agent)"
-                " from places"
-                f" where turns > 0 and chain in ({','.join('?' * len(some))})",
-                some,
+        for some in _parts(chains) if agents else ():
+            rows = self._db.execute(
+                f"{_PLACES} and chain in ({_marks(some)}) and agent in ({_marks(agents)})",
+                (*some, *agents),
             ).fetchall()
-            yield [self._place(*row) for row in found]
-            end, many = end - many, LATER_PARTS
+            yield [self._place(*row) for row in rows]
+
+    def shared(self, chains: Sequence[bytes], thread: str, busy: int) -> Iterator[list[Place]]:
+        """As `places`, but some of anybody's, one conversation after the other. Of agents of the
+        `thread` that end there so many more are among them as are `busy`."""
+        for some in _parts(chains):
+            rows = self._db.execute(
+                f"with asked(chain) as (values {','.join(['(?)'] * len(some))}) select chain"
+                " from asked where exists (select 1 from places where chain = asked.chain)",
+                some,
+            )
+            known = {chain for (chain,) in rows}
+            for chain in reversed(some):
+                if chain in known:
+                    yield self._some(chain, thread, SOME + busy)
+
+    def _some(self, chain: bytes, thread: str, ending: int) -> list[Place]:
+        rows = self._db.execute(
+            f"{_PLACES} and chain = :chain and agent in ("
+            f"select * from (select agent from places where chain = :chain limit {SOME}) union"
+            " select * from (select agent from agents where ends = :chain and thread = :thread"
+            " limit :ending))",
+            {"chain": chain, "thread": thread, "ending": ending},
+        ).fetchall()
+        return [self._place(*row) for row in rows]
 
     def beginnings(self, chain: bytes, tools: str) -> list[Place]:
         """Some of the places where agents with these `tools`, as JSON, begin as `chain` says."""
@@ -173,7 +198,7 @@ class Index:
         """An agent is made for a client; nothing is known of it yet."""
         with self._db:
             self._db.execute(
-                "insert or replace into agents values (?, ?, ?, ?, ?, ?, ?, ?)",
+                "insert or replace into agents values (?, ?, ?, ?, ?, ?, ?, ?, x'')",
                 (known.agent_id, known.tenant, known.thread, known.tools,
                  self.sealed.write(known.notes), known.named, self._clock(),
                  known.prompt and self.sealed.write(known.prompt)),
@@ -199,7 +224,7 @@ class Index:
                 [(p.chain, agent_id, p.turns, p.mark, seal(p.notes)) for p in places],
             )
             self._db.execute(
-                "update agents set notes = ?, tools = ?, used = ? where agent = ?",
+                f"update agents set notes = ?, tools = ?, used = ?, ends = {ENDS} where agent = ?",
                 (seal(known.notes), known.tools, now, agent_id),
             )
             if left:
@@ -244,3 +269,14 @@ class Index:
         )
         left = "delete from places where agent = ? and turns > ?"
         return self._db.execute(left, (agent_id, keep)).rowcount > 0
+
+
+def _parts(chains: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    end, many = len(chains), FIRST_PART
+    while end > 0:
+        yield chains[max(0, end - many) : end]
+        end, many = end - many, LATER_PARTS
+
+
+def _marks(values: Collection[object]) -> str:
+    return ",".join("?" * len(values))

@@ -147,11 +147,11 @@ class Resolver:
         name = self._name(client)
         own = {name, *(self._index.thread(client.tenant, thread) if thread else ())} - {""}
         best: _Found | None = None
-        for place in self._ranked(hashes, own, said.told):
+        for place in self._ranked(hashes, own, busy, thread, said.told):
             if best is not None and (best.place.chain != place.chain or best.goes_on):
                 break
-            if best is not None and not place.last:
-                # No better than the best, and of a beginning that many share there are very many.
+            if best is not None and (not place.last or place.agent_id in busy):
+                # No better than the best, and of a beginning that many share there are many.
                 continue
             known = self._index.known(place.agent_id)
             if known is None or known.tenant != client.tenant:
@@ -168,19 +168,21 @@ class Resolver:
                 best = found if best is None or found.goes_on else best
         return best
 
-    def _ranked(self, hashes: Sequence[bytes], own: set[str], notes: str) -> Iterator[Place]:
-        """The places of `hashes`: of `own` agents before others, long ones before short ones, and
-        those with these `notes` first."""
+    def _ranked(
+        self, hashes: Sequence[bytes], own: set[str], busy: set[str], thread: str, notes: str
+    ) -> Iterator[Place]:
+        """The places of `hashes`: of `own` agents before some of others, those of the `thread` that
+        are not `busy` among them; long ones before short ones, and those with these `notes` first.
+        """
         long = {hash_: number for number, hash_ in enumerate(hashes)}
-        others = list[Place]()
-        for some in self._index.places(hashes):
-            some.sort(key=lambda place: (-long[place.chain], place.notes != notes))
-            yield from (place for place in some if place.agent_id in own)
-            others += (place for place in some if place.agent_id not in own)
-            if not own:
-                yield from others
-                others.clear()
-        yield from others
+
+        def ranked(some: list[Place]) -> list[Place]:
+            return sorted(some, key=lambda place: (-long[place.chain], place.notes != notes))
+
+        for some in self._index.places(hashes, own):
+            yield from ranked(some)
+        for some in self._index.shared(hashes, thread, len(busy)):
+            yield from (place for place in ranked(some) if place.agent_id not in own)
 
     def _anew(self, client: Client, tools: dict[str, str], busy: set[str]) -> Known:
         """A new agent for a client: under the name that it asks for, if that is free."""

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["opened"]
+__all__ = ["ENDS", "opened"]
 
 logger = logging.getLogger(__name__)
 
@@ -14,7 +14,7 @@ _TABLES = """
 create table if not exists agents(
     agent text primary key, tenant text not null, thread text not null, tools text not null,
     notes text not null, named integer not null, used real not null,
-    prompt not null default '');
+    prompt not null default '', ends blob not null default x'');
 create index if not exists threads on agents(tenant, thread);
 create table if not exists places(
     chain blob not null, agent text not null, turns integer not null, mark text not null,
@@ -28,6 +28,12 @@ create table if not exists answers(
     made real not null) without rowid;
 create index if not exists answers_of on answers(agent);
 """
+
+# The conversation that an agent ends with.
+ENDS = (
+    "coalesce((select chain from places where places.agent = agents.agent"
+    " order by turns desc limit 1), x'')"
+)
 
 
 def opened(path: Path | None) -> sqlite3.Connection:
@@ -70,6 +76,12 @@ def _renew(database: sqlite3.Connection) -> None:
     """Tables of before as they are by now."""
     if "prompt" not in _columns(database, "agents"):
         database.execute("alter table agents add column prompt not null default ''")
+    if "ends" not in _columns(database, "agents"):
+        database.executescript(
+            "alter table agents add column ends blob not null default x'';"
+            f"update agents set ends = {ENDS};"
+        )
+    database.execute("create index if not exists ends_of on agents(ends, thread)")
     if "notes" not in _columns(database, "places"):
         # Before, an agent's last notes stood for all its places.
         database.executescript(
