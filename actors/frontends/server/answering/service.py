@@ -172,26 +172,29 @@ class Service:
             broadcast.add(event)
         reply: Reply = await taken.ticket.reply
         await self._finish(taken, inquiry, reply, broadcast.taken.result().answer_id)
-        thoughts = taken.reader.thoughts
-        thought = len(self.system.chat.encode_rest(thoughts)) if thoughts else 0
+        thought = await self._count_thoughts(taken.reader.thoughts)
         stop = stop_of(taken.agent, inquiry.sampling.stop)
         ended = replace(ended_of(taken, reply, thought), stop=stop)
         self.counts.ended(ended, reply.timing.first_token)
         broadcast.add(ended)
+
+    async def _count_thoughts(self, thoughts: str) -> int:
+        """Tokens of `thoughts`, beside the streams."""
+        encode = partial(self.system.chat.encode_rest, thoughts)
+        return len(await self.claims.beside(encode)) if thoughts else 0
 
     async def _finish(
         self, taken: Taken, inquiry: Inquiry, reply: Reply, answer_id: str = ""
     ) -> None:
         """Note where each message of the conversation stands in the agent's ledger."""
         plan, conversation = taken.plan, taken.plan.conversation
-        places = places_of(taken, reply)
         texts = [canonical(message) for message in plan.new]
         all_hashes = [conversation.before, *conversation.hashes]
 
         known = replace(plan.known, notes=plan.notes)
 
         def note() -> None:
-            self.index.note(known, plan.keep, places, answer_id)
+            self.index.note(known, plan.keep, places_of(taken, reply), answer_id)
             self.index.note_said(all_hashes[plan.matched :], texts)
 
         try:

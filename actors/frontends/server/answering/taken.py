@@ -64,13 +64,14 @@ async def admission(ticket: Ticket) -> None:
                 await ticket.reply
 
 
-def marks_of(turns: Sequence[Turn]) -> list[str]:
-    """A hash of all turns up to each of these, that one included."""
+def marks_of(turns: Sequence[Turn], keep: int) -> list[str]:
+    """A hash of all turns up to each of those behind the first `keep`, that one included."""
     marks, hashed = list[str](), xxhash.xxh3_64()
-    for turn in turns:
+    for number, turn in enumerate(turns):
         # Whose tokens they are counts: an agent may have been told another conversation since.
         hashed.update(array("q", (len(turn.token_ids), *turn.token_ids)).tobytes())
-        marks.append(hashed.hexdigest())
+        if number >= keep:
+            marks.append(hashed.hexdigest())
     return marks
 
 
@@ -82,8 +83,9 @@ def standing(home: Home, place: Place) -> Literal["no", "within", "end"]:
     except KvactorsError:
         return "no"
     turns = agent.transcript().turns
-    marks = [prompt_mark(agent.system_prompt), *marks_of(turns[: place.turns])]
-    if not place.mark or len(marks) <= place.turns or marks[-1] != place.mark:
+    there = turns[: place.turns]
+    marks = marks_of(there, place.turns - 1) if place.turns else [prompt_mark(agent.system_prompt)]
+    if not place.mark or marks != [place.mark]:
         return "no"
     rest = turns[place.turns :]
     over = not rest or (len(rest) == 1 and rest[0].finish == "cancelled")
@@ -140,7 +142,7 @@ def places_of(taken: Taken, reply: Reply) -> list[Place]:
     # Who begins alike finds the first by its beginning.
     mark = prompt_mark(taken.agent.system_prompt)
     first = [] if plan.keep else [Place(conversation.before, agent_id, 0, mark, plan.begins)]
-    marks = marks_of(turns)[plan.keep :]
+    marks = marks_of(turns, plan.keep)
     # A turn that was taken back meanwhile has none.
     marks += [""] * (len(hashes) - len(marks))
     # Who branches off before the message that told it has not heard it.
