@@ -1,5 +1,8 @@
 """What `/agents` is asked and answers, as `/docs` shows it."""
 
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -26,6 +29,7 @@ __all__ = [
     "TurnAnswer",
     "TurnBody",
     "entries",
+    "listed",
 ]
 
 Tier = Literal["active", "hot", "warm", "cold"]
@@ -178,6 +182,16 @@ class AgentList(BaseModel):
     agents: list[AgentView]
     total: int = Field(description="How many there are, listed or not.")
     tiers: dict[Tier, int] = Field(description="How many of all are in each tier.")
+
+
+def listed(
+    states: Sequence[AgentState], shown: Callable[[str], str], q: str, limit: int
+) -> AgentList:
+    """The first of `states`, `limit` at most, whose ids have `q` in them as they are `shown`."""
+    named = ((shown(state.agent_id), state) for state in states)
+    found = ((name, state) for name, state in named if q.lower() in name.lower())
+    views = [AgentView.of(name, state) for name, state in islice(found, limit)]
+    return AgentList(agents=views, total=len(states), tiers=Counter(state.tier for state in states))
 
 
 class Entry(BaseModel):

@@ -70,12 +70,12 @@ class OwnedAgents:
     async def every(self) -> list[AgentState]:
         """All, the last used first."""
         states = await self._states()
+        mine: set[str] | None = None
         if self.tenant:
             mine = await self.service.claims.on_index(
                 lambda: self.service.index.of_tenant(self.tenant)
             )
-            states = [state for state in states if state.agent_id in mine]
-        return sorted(states, key=lambda state: -(state.last_used or float("inf")))
+        return await asyncio.to_thread(_last_first, states, mine)
 
     async def state(self, agent_id: str) -> AgentState:
         """One of them. Raises AgentNotStored."""
@@ -176,6 +176,12 @@ class OwnedAgents:
 
     async def _states(self, *inner: str) -> list[AgentState]:
         return await asyncio.to_thread(self.system.known_agents, *inner)
+
+
+def _last_first(states: list[AgentState], mine: set[str] | None) -> list[AgentState]:
+    """Those of `mine` or, without, all, the last used first."""
+    some = states if mine is None else [state for state in states if state.agent_id in mine]
+    return sorted(some, key=lambda state: -(state.last_used or float("inf")))
 
 
 def end_of(agent: Agent, keep: int) -> int:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -29,6 +28,7 @@ from kvactors.actors.frontends.server.agents.bodies import (
     TurnAnswer,
     TurnBody,
     entries,
+    listed,
 )
 from kvactors.actors.frontends.server.agents.owned import OwnedAgents, end_of
 from kvactors.actors.frontends.server.agents.turns import Turns
@@ -76,11 +76,7 @@ def agent_routes(service: Service) -> APIRouter:
         owned: Owned, q: str = "", limit: Annotated[int, Query(ge=1, le=10_000)] = LISTED
     ) -> AgentList:
         """Agents, stored or not, the last used first; `q` is a part of their ids."""
-        states = await owned.every()
-        views = [AgentView.of(owned.shown(state.agent_id), state) for state in states]
-        found = [view for view in views if q.lower() in view.id.lower()]
-        tiers = Counter(view.tier for view in views)
-        return AgentList(agents=found[:limit], total=len(views), tiers=dict(tiers))
+        return await asyncio.to_thread(listed, await owned.every(), owned.shown, q, limit)
 
     @router.post("/agents", status_code=201)
     async def spawn_agent(owned: Owned, body: SpawnBody) -> AgentDetail:
