@@ -10,7 +10,7 @@ from kvactors.actors.agents.host import AgentHost
 from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.system.registry import AgentRegistry
 from kvactors.actors.turns.checks import check_id
-from kvactors.actors.turns.messages_gpu import ReadStats
+from kvactors.actors.turns.messages_gpu import ReadHeld, ReadStats
 from kvactors.actors.turns.messages_store import CountStored, WithStore
 from kvactors.core.conversation.records import TOKEN_BYTES
 from kvactors.core.engine.status import HeldAgent
@@ -101,8 +101,8 @@ class AgentRoster:
         for agent_id in agent_ids:
             check_id(agent_id)
         self._lifecycle.require_running()
-        held: Mapping[str, HeldAgent]
-        _, held = self._lifecycle.ask(self._lifecycle.gpu, ReadStats(each=True))
+        gpu, asked = self._lifecycle.gpu, ReadHeld(agent_ids)
+        held: Mapping[str, HeldAgent] = self._lifecycle.ask(gpu, asked)
         glances = self._glances(agent_ids)
         known = dict[str, _Memory]()
         stored = dict[str, Glance]()
@@ -110,10 +110,14 @@ class AgentRoster:
             # KV alone, of no ledger that it saw, is of an agent that half arrived.
             if glance.ledger_bytes or memory.problem:
                 known[memory.agent_id], stored[memory.agent_id] = memory, glance
-        for actor in self._agents.actors():
-            if not agent_ids or actor.agent_id in agent_ids:
-                known[actor.agent_id] = _remembered(actor)
+        for actor in self._actors(agent_ids):
+            known[actor.agent_id] = _remembered(actor)
         return [_state(known[name], held.get(name), stored.get(name)) for name in sorted(known)]
+
+    def _actors(self, agent_ids: tuple[str, ...]) -> list[AgentActor]:
+        if not agent_ids:
+            return self._agents.actors()
+        return [actor for actor in map(self._agents.actor, agent_ids) if actor is not None]
 
     def _glances(self, agent_ids: tuple[str, ...]) -> list[Glance]:
         fingerprint = self._host.info.fingerprint

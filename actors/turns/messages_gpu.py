@@ -18,6 +18,7 @@ __all__ = [
     "ForkCache",
     "LoadModel",
     "PrefetchKV",
+    "ReadHeld",
     "ReadStats",
     "ReadTurns",
     "Restored",
@@ -151,8 +152,13 @@ class Saved:
 class ReadStats:
     """To the GPU actor, by ask: counts and bytes, and the ids of the agents in memory."""
 
-    each: bool = False
-    """A mapping of the ids to HeldAgent instead: how much of each is in memory."""
+
+@dataclass(frozen=True, slots=True)
+class ReadHeld:
+    """To the GPU actor, by ask: how much of each agent is in memory, HeldAgent by id."""
+
+    agent_ids: tuple[str, ...]
+    """Of which agents; of every one without any."""
 
 
 @dataclass(frozen=True, slots=True)

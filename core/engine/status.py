@@ -1,6 +1,6 @@
 """What an engine says of itself: counts for `stats()`, and the turns that run. GPU thread only."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -66,14 +66,16 @@ def in_memory(memory: "Memory") -> frozenset[str]:
     return frozenset(memory.hot).union(request.agent_id for request in memory.running.active)
 
 
-def held(memory: "Memory") -> dict[str, HeldAgent]:
-    """Every agent whose KV is in memory, by id."""
+def held(memory: "Memory", agent_ids: Collection[str]) -> dict[str, HeldAgent]:
+    """Every agent whose KV is in memory, by id; of `agent_ids` alone if there are any."""
     found = dict[str, HeldAgent]()
-    for agent_id in memory.hot:
+    for agent_id in agent_ids or memory.hot:
         if (cache := memory.hot.get(agent_id)) is not None:
             size = sum(piece.nbytes for piece in cache.pieces)
             found[agent_id] = HeldAgent("hot", cache.end, size)
     for request in memory.running.active:
+        if agent_ids and request.agent_id not in agent_ids:
+            continue
         size = request.form.bytes_of(request.cached)
         found[request.agent_id] = HeldAgent("active", request.cached, size)
     return found

@@ -5,10 +5,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from seeded import Bug, seeded
 
 from kvactors.actors import AgentSystem, Sampling
+from kvactors.actors.system.registry import AgentRegistry
+from kvactors.core.engine.hot_cache import HotCaches
 from kvactors.core.testing.models import grid
 from kvactors.persistence.files.naming import encode_agent_id
 
@@ -47,6 +51,34 @@ def test_a_ledger_is_read_again_once_it_has_changed(tmp_path: Path) -> None:
         after = system.known_agents()[0].turns
 
     assert (before, after) == (2, 4)
+
+
+def noted(owner: type, name: str, looked: list[str]) -> Bug:
+    """Notes what this `owner` is asked for by `name`: by ids, or "all"."""
+
+    def wrong(true: Callable[..., Any]) -> Callable[..., Any]:
+        def called(part: Any, *ids: str) -> Any:
+            looked.extend(ids or ("all",))
+            return true(part, *ids)
+
+        return called
+
+    return Bug(f"{name} is noted", owner, name, wrong)
+
+
+def test_who_is_asked_for_is_alone_looked_at() -> None:
+    looked = list[str]()
+    caches, actors = noted(HotCaches, "get", looked), noted(AgentRegistry, "actors", looked)
+    with AgentSystem(grid, store=False) as system:
+        for name in ("ann", "bob"):
+            system.spawn(name).ask("hello", sampling=SHORT).get()
+        ann_before, _ = system.known_agents()
+        system.wait_idle()
+        with seeded(caches), seeded(actors):
+            (ann,) = system.known_agents("ann", "nobody")
+
+    assert ann == ann_before
+    assert looked == ["ann", "nobody"]
 
 
 def overwrite(ledger: Path) -> None:
