@@ -43,6 +43,8 @@ MOST_TEMPERATURE = 1e6
 LONGEST_SHOWN = 200
 # What 64 bits hold, with a sign or without one.
 LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1
+# What crosses between machines.
+MOST_WHOLE = 2**63 - 1
 # Parameters from 0 to so much.
 _NUMBERS = {
     "temperature": MOST_TEMPERATURE,
@@ -101,7 +103,7 @@ class Sampling:
         object.__setattr__(self, "stop", _texts("stop", self.stop))
         object.__setattr__(self, "choices", _texts("choices", self.choices))
         for name, least in (("max_tokens", 1), ("top_k", 0)):
-            object.__setattr__(self, name, _whole(name, getattr(self, name), least))
+            object.__setattr__(self, name, _whole(name, getattr(self, name), least, MOST_WHOLE))
         object.__setattr__(self, "seed", _whole("seed", self.seed, LEAST_SEED, MOST_SEED))
         for name, most in _NUMBERS.items():
             object.__setattr__(self, name, _within(name, getattr(self, name), most))
@@ -176,7 +178,8 @@ def _shown(found: int) -> str:
 def _within(name: str, value: object, most: float) -> float:
     found = number(value)
     if found is None or not 0 <= found <= most:
-        raise InvalidSampling(f"{name} must be a number in [0, {most:g}], not {value!r}")
+        shown = _shown(value) if isinstance(value, int) else repr(value)
+        raise InvalidSampling(f"{name} must be a number in [0, {most:g}], not {shown}")
     if found == float("inf"):
         raise InvalidSampling(f"{name} must be finite")
     return found

@@ -248,12 +248,15 @@ def test_a_client_that_goes_leaves_nothing_running(stream: bool) -> None:
         assert system.stats()["generated_tokens"] < 900
 
 
+@pytest.mark.parametrize("most", [900, 0])
 @pytest.mark.parametrize("stream", [False, True])
-def test_half_a_text_that_somebody_else_cancelled_is_told_as_an_error(stream: bool) -> None:
-    model = FaultyModel()
-    asked = {"prompt": "hello", "max_tokens": 900, "temperature": 0, "stream": stream}
+def test_half_a_text_that_somebody_else_cancelled_is_told_as_an_error(
+    stream: bool, most: int
+) -> None:
+    model, scored = FaultyModel(), {} if most else {"echo": True, "logprobs": 1}
+    asked = {"prompt": "hello " * 400, "max_tokens": most, "stream": stream, **scored}
     with (
-        AgentSystem(model, store=False) as system,
+        AgentSystem(model, store=False, context=4096) as system,
         serve(system, port=0) as server,
         ThreadPoolExecutor() as beside,
     ):

@@ -2,6 +2,7 @@
 named, never a reason to refuse a session; and a full context in the words that clients look for."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -126,8 +127,9 @@ def items(*between: dict[str, Any]) -> list[dict[str, Any]]:
             | {
                 "messages": blocks({"type": "fallback"}, {"type": "compaction", "content": "Yes."}),
                 "output_config": {"effort": "low"},
+                "thinking": {"type": "enabled", "budget_tokens": 1024},
             },
-            "messages: fallback, output_config.effort",
+            "messages: fallback, output_config.effort, thinking",
         ),
     ],
 )
@@ -160,6 +162,7 @@ def test_a_choice_of_tools_holds_beside_one_without_a_name(
         ("chat/completions", CHAT | {"tools": [{"function": RUN}], "tool_choice": NAMELESS}),
         ("responses", RESPONSE | {"input": items({"type": "mystery"})}),
         ("messages", MESSAGE | {"messages": blocks({"type": "image", "source": {}})}),
+        ("messages", MESSAGE | {"messages": blocks({"type": "compaction", "content": [1]})}),
         ("messages", MESSAGE | {"tool_choice": {"type": "any"}}),
         ("messages", MESSAGE | {"tools": [{"description": "d", "input_schema": {}}]}),
         ("messages", MESSAGE | {"tools": [ANY], "tool_choice": {"type": "tool"}}),
@@ -187,9 +190,9 @@ def test_a_full_context_is_told_so_that_each_client_compacts(server: Server) -> 
 
 
 def test_what_is_printed_for_clients_works_as_it_stands(
-    system: AgentSystem, capsys: pytest.CaptureFixture[str]
+    system: AgentSystem, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with serve(system, port=0, keys=lambda: {"k" * 20}) as locked:
+    with serve(system, port=0, index=tmp_path / "index", keys=lambda: {"k" * 20}) as locked:
         greet(locked)
         said = capsys.readouterr().out
 

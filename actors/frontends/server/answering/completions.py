@@ -111,7 +111,8 @@ async def _reply(ticket: Ticket) -> Reply:
 
 def _completed(asked: Completion, reply: Reply) -> Completed:
     usage = reply.usage
-    reason = reply.finish_reason if asked.answer else "length"
+    cut = reply.finish_reason == "cancelled"
+    reason = reply.finish_reason if asked.answer or cut else "length"
     return Completed(
         reason, Usage(usage.prompt_tokens, usage.reused_tokens, usage.generated_tokens)
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvactors.actors.frontends.server.identity.sealed import Sealed
-from kvactors.actors.frontends.server.identity.tables import ENDS, opened
+from kvactors.actors.frontends.server.identity.tables import ENDS, locked, opened
 
 __all__ = ["Index", "Known", "Place", "unnamed"]
 
@@ -68,7 +68,8 @@ def unnamed(known: Known) -> Known:
 
 class Index:
     """Of one store, in the file `path`, or in memory; `texts`: keep what was said for the report
-    of a miss, `sealed` if the store is; `clock` gives seconds since 1970."""
+    of a miss, `sealed` if the store is; `clock` gives seconds since 1970. Raises InvalidConfig
+    where another server has the file: who is busy, one server knows."""
 
     def __init__(
         self,
@@ -81,6 +82,7 @@ class Index:
         self.sealed = sealed
         self._texts = texts
         self._clock = clock
+        self._lock = None if path is None else locked(path)
         self._db = opened(path)
 
     @property
@@ -91,6 +93,8 @@ class Index:
     def close(self) -> None:
         """Close the file; twice is as good as once."""
         self._db.close()
+        if self._lock is not None:
+            self._lock.release()
 
     # -- reading -----------------------------------------------------------------------
 
@@ -106,28 +110,17 @@ class Index:
             yield [self._place(*row) for row in rows]
 
     def shared(self, chains: Sequence[bytes], thread: str, busy: int) -> Iterator[list[Place]]:
-        """As `places`, but some of anybody's, one conversation after the other. Of agents of the
+        """As `places`, but some of anybody's, one of the `chains` after the other. Of agents of the
         `thread` that end there so many more are among them as are `busy`."""
-        for some in _parts(chains):
+        for chain in _noted(self._db, chains):
             rows = self._db.execute(
-                f"with asked(chain) as (values {','.join(['(?)'] * len(some))}) select chain"
-                " from asked where exists (select 1 from places where chain = asked.chain)",
-                some,
-            )
-            known = {chain for (chain,) in rows}
-            for chain in reversed(some):
-                if chain in known:
-                    yield self._some(chain, thread, SOME + busy)
-
-    def _some(self, chain: bytes, thread: str, ending: int) -> list[Place]:
-        rows = self._db.execute(
-            f"{_PLACES} and chain = :chain and agent in ("
-            f"select * from (select agent from places where chain = :chain limit {SOME}) union"
-            " select * from (select agent from agents where ends = :chain and thread = :thread"
-            " limit :ending))",
-            {"chain": chain, "thread": thread, "ending": ending},
-        ).fetchall()
-        return [self._place(*row) for row in rows]
+                f"{_PLACES} and chain = :chain and agent in ("
+                f"select * from (select agent from places where chain = :chain limit {SOME}) union"
+                " select * from (select agent from agents where ends = :chain and thread = :thread"
+                " limit :ending))",
+                {"chain": chain, "thread": thread, "ending": SOME + busy},
+            ).fetchall()
+            yield [self._place(*row) for row in rows]
 
     def beginnings(self, chain: bytes, tools: str) -> list[Place]:
         """Some of the places where agents with these `tools`, as JSON, begin as `chain` says."""
@@ -208,7 +201,7 @@ class Index:
         """An agent is used, otherwise than by a conversation that is noted."""
         with self._db:
             self._db.execute(
-                "update agents set used = ? where agent = ?", (self._clock(), agent_id)
+                "update agents set used = max(used, ?) where agent = ?", (self._clock(), agent_id)
             )
 
     def note(self, known: Known, keep: int, places: Iterable[Place], answer_id: str = "") -> None:
@@ -224,7 +217,8 @@ class Index:
                 [(p.chain, agent_id, p.turns, p.mark, seal(p.notes)) for p in places],
             )
             self._db.execute(
-                f"update agents set notes = ?, tools = ?, used = ?, ends = {ENDS} where agent = ?",
+                f"update agents set notes = ?, tools = ?, used = max(used, ?), ends = {ENDS}"
+                " where agent = ?",
                 (seal(known.notes), known.tools, now, agent_id),
             )
             if left:
@@ -276,6 +270,18 @@ def _parts(chains: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     while end > 0:
         yield chains[max(0, end - many) : end]
         end, many = end - many, LATER_PARTS
+
+
+def _noted(database: sqlite3.Connection, chains: Sequence[bytes]) -> Iterator[bytes]:
+    """Those that there are places of, the last first."""
+    for some in _parts(chains):
+        rows = database.execute(
+            f"with asked(chain) as (values {','.join(['(?)'] * len(some))}) select chain"
+            " from asked where exists (select 1 from places where chain = asked.chain)",
+            some,
+        )
+        noted = {chain for (chain,) in rows}
+        yield from (chain for chain in reversed(some) if chain in noted)
 
 
 def _marks(values: Collection[object]) -> str:

@@ -6,7 +6,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["ENDS", "opened"]
+from filelock import FileLock, Timeout
+
+from kvactors.core.errors import InvalidConfig
+
+__all__ = ["ENDS", "locked", "opened"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +38,19 @@ ENDS = (
     "coalesce((select chain from places where places.agent = agents.agent"
     " order by turns desc limit 1), x'')"
 )
+
+
+def locked(path: Path) -> FileLock:
+    """The file `path` for one server alone, until released. Raises InvalidConfig."""
+    # Opened on one thread and closed on another: the lock belongs to the process.
+    lock = FileLock(f"{path}.lock", mode=0o600, thread_local=False)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise InvalidConfig(
+            f"another server has {path} open: end it, or give this one an index= of its own"
+        ) from None
+    return lock
 
 
 def opened(path: Path | None) -> sqlite3.Connection:

@@ -81,6 +81,7 @@ class Server:
         self._thread.start()
         self._ready.wait()
         if self._failed is not None:
+            self.service.claims.close()
             raise self._failed
         return self
 

@@ -104,15 +104,18 @@ def inquiry_of(request: Request, body: CountBody) -> Inquiry:
 
 def skipped(body: CountBody) -> list[str]:
     """What of the fields of a `body` changes nothing: kinds of tools and blocks that only the
-    servers of Anthropic run, and a wish that nobody here fulfils."""
+    servers of Anthropic run, and wishes that nobody here fulfils."""
     tools = [f"tools: {tool.get('type')}" for tool in body.tools or () if not _is_custom(tool)]
     lists = (message.get("content") for message in body.messages)
     blocks = (block for content in lists if isinstance(content, list) for block in content)
     kinds = (block.get("type") for block in blocks if isinstance(block, dict))
     said = [f"messages: {kind}" for kind in kinds if kind in _OTHERS]
-    config = body.output_config if isinstance(body, MessagesBody) else None
-    effort = ["output_config.effort"] if (config or {}).get("effort") else []
-    return list(dict.fromkeys([*tools, *said, *effort]))
+    wishes = []
+    if isinstance(body, MessagesBody):
+        effort = (body.output_config or {}).get("effort")
+        thinks = body.thinking and body.shows_thinking
+        wishes = ["output_config.effort"] * bool(effort) + ["thinking"] * bool(thinks)
+    return list(dict.fromkeys([*tools, *said, *wishes]))
 
 
 def _sampling(body: MessagesBody) -> Sampling:
@@ -154,7 +157,7 @@ def _messages(where: str, message: Mapping[str, Any]) -> Iterator[Message]:
         if kind == "text" and isinstance(block.get("text"), str):
             text += block["text"]
         elif kind == "compaction":
-            text += str(block.get("content") or "")
+            text += _text(block.get("content"), f"{place}.content")
         elif kind == "thinking":
             thinking += str(block.get("thinking") or "")
         elif kind == "redacted_thinking" or kind in _OTHERS:
