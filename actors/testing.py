@@ -2,7 +2,7 @@
 
     model, timer = FaultyModel(), VirtualTimer()
     system = AgentSystem(model, store)
-    use_disk(system, FailingFiles(name="sync"))
+    use_disk(system, FailingFiles(name="fsync"))
     use_timer(system, timer)
     with system:
         ...

@@ -27,10 +27,10 @@ PIECE = 1 << 20
 class UnsyncedFiles(Files):
     """For stores that are only read afterwards."""
 
-    def sync(self, path: Path) -> None:
+    def full_sync(self, path: Path) -> None:
         pass
 
-    def sync_dir(self, path: Path) -> None:
+    def fsync(self, path: Path) -> None:
         pass
 
 

@@ -157,7 +157,7 @@ def sync_row(root: Path, agents: int, groups: int) -> Row:
     seconds = time.perf_counter() - begin
     counts = files.counts - before
     store.close()
-    syncs = counts["sync"] + counts["sync_dir"]
+    syncs = counts["fsync"] + counts["sync"] + counts["sync_dir"]
     turns = agents * groups
     return {
         "agents": agents,

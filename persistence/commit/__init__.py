@@ -1,1 +1,1 @@
-"""One group commit as data and steps: Save, CommitPart, run_steps, DirSyncs."""
+"""One group commit as data and steps: Save, CommitPart, run_steps, GroupSyncs."""

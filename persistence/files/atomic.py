@@ -34,8 +34,8 @@ NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.ENO
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
-_NO_FULL_SYNC = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno.ENODEV}
 _NO_DIR_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF}
+_NO_FULL_SYNC = {*_NO_DIR_SYNC, errno.ENOTTY, errno.ENODEV}
 # macOS refuses a single write of 2 GiB or more.
 _WRITE_PIECE = 64 << 20
 
@@ -73,15 +73,29 @@ class Files:
 
     def sync(self, path: Path) -> None:
         """Put a file's bytes on the medium (F_FULLFSYNC where there is one)."""
-        self._sync(path, os.O_RDONLY)
+        self._sync(path)
 
     def sync_dir(self, path: Path) -> None:
         """Put a directory's entries on the medium, where its file system can."""
+        self._sync(path)
+
+    def fsync(self, path: Path) -> None:
+        """Hand a file's bytes to the drive, or a directory's entries where its file system can.
+
+        On macOS the drive may hold them in its cache until a `flush`; elsewhere they are on the
+        medium then.
+        """
         try:
-            self._sync(path, os.O_RDONLY | os.O_DIRECTORY)
+            with _opened(path) as descriptor:
+                os.fsync(descriptor)
         except OSError as error:
-            if error.errno not in _NO_DIR_SYNC:
+            if error.errno not in _NO_DIR_SYNC or not path.is_dir():
                 raise
+
+    def flush(self, path: Path) -> None:
+        """Put all that the drive of `path` was handed on the medium; nothing where the system or
+        the file system has no such call."""
+        self._flushed(path)
 
     def link(self, source: Path, target: Path) -> None:
         """Give a file a second name; FileExistsError if `target` is there.
@@ -109,28 +123,26 @@ class Files:
         """Remove an empty directory."""
         os.rmdir(path)
 
-    def full_sync(self, descriptor: int) -> None:
-        """Put an open file's bytes on the medium, not into its cache; OSError where the system
-        has no such call."""
+    def full_sync(self, path: Path) -> None:
+        """Put what is at `path`, and all that its drive has in its cache, on the medium; OSError
+        where the system has no such call."""
         if _FULL_SYNC is None:
             raise OSError(errno.ENOTSUP, "no F_FULLFSYNC here")
-        fcntl.fcntl(descriptor, _FULL_SYNC)
+        with _opened(path) as descriptor:
+            fcntl.fcntl(descriptor, _FULL_SYNC)
 
-    def plain_sync(self, descriptor: int) -> None:
-        """What there is instead."""
-        os.fsync(descriptor)
+    def _sync(self, path: Path) -> None:
+        if not self._flushed(path):
+            self.fsync(path)
 
-    def _sync(self, path: Path, flags: int) -> None:
-        descriptor = os.open(path, flags | _FLAGS)
+    def _flushed(self, path: Path) -> bool:
         try:
-            try:
-                self.full_sync(descriptor)
-            except OSError as error:
-                if error.errno not in _NO_FULL_SYNC:
-                    raise
-                self.plain_sync(descriptor)
-        finally:
-            os.close(descriptor)
+            self.full_sync(path)
+        except OSError as error:
+            if error.errno not in _NO_FULL_SYNC:
+                raise
+            return False
+        return True
 
 
 def temp_path(path: Path) -> Path:
@@ -177,6 +189,15 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
             files.unlink(temp)
         raise
     files.sync_dir(path.parent)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | _FLAGS)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _write_all(fd: int, data: Buffer) -> None:

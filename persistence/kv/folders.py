@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 from kvactors.core.cache.segment import Segment
-from kvactors.persistence.commit.steps import DirSyncs
 from kvactors.persistence.errors import NewerFormat, SegmentUnreadable, untraced
 from kvactors.persistence.files.atomic import Files, replace_file
 from kvactors.persistence.files.encryption import Sealing
@@ -266,12 +266,16 @@ class KvFolders:
         if is_empty(folder.parent):
             self.files.rmdir(folder.parent)
 
-    def settle(self, key: Key, parents: DirSyncs) -> None:
-        """Make a folder's own name durable, once; raises OSError."""
+    def settle(self, key: Key, sync: Callable[[Path], None]) -> None:
+        """Make a folder's own name durable by `sync`, once; raises OSError."""
         if key not in self._settled:
-            parents.sync(self.folder(key).parent)
-            parents.sync(self.root)
+            sync(self.folder(key).parent)
+            sync(self.root)
             self._settled.add(key)
+
+    def unsettle(self, key: Key) -> None:
+        """Its name may not be durable: the save that was to make it so failed."""
+        self._settled.discard(key)
 
 
 def _folder_names(root: Path) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvactors.core.cache.segment import Segment
-from kvactors.persistence.commit.steps import CommitPart, DirSyncs, WriteCounter
+from kvactors.persistence.commit.steps import CommitPart, GroupSyncs, WriteCounter
 from kvactors.persistence.errors import KvGap
 from kvactors.persistence.files.atomic import Buffer, temp_path
 from kvactors.persistence.files.naming import (
@@ -56,7 +56,7 @@ class KvPart(CommitPart):
     ledger: LedgerState = field(kw_only=True)
     eviction: Eviction = field(kw_only=True)
     claims: Claims = field(kw_only=True)
-    parents: DirSyncs = field(kw_only=True)
+    syncs: GroupSyncs = field(kw_only=True)
     counter: WriteCounter = field(kw_only=True)
     pace: Callable[[], object] = field(kw_only=True)
     fresh: list[_Fresh] = field(init=False, default_factory=list)
@@ -143,7 +143,7 @@ class KvPart(CommitPart):
         """Put the segments on the medium."""
         for item in self.fresh:
             if item.source is None:
-                self.kv.files.sync(temp_path(item.path))
+                self.syncs.sync(temp_path(item.path))
                 self.pace()
 
     def publish(self) -> None:
@@ -160,13 +160,15 @@ class KvPart(CommitPart):
                 # made room. It counted as free.
                 self.limit.make_room(self.key, item.size, self.eviction)
                 self._write(item)
+                # Not with the step's end: it has its name before that.
                 self.kv.files.sync(temp_path(item.path))
             self.kv.files.rename(temp_path(item.path), item.path)
 
     def sync_folders(self) -> None:
         """Make the names durable before a manifest can refer to them."""
-        self.kv.files.sync_dir(self.kv.folder(self.key))
-        self.kv.settle(self.key, self.parents)
+        self.syncs.sync(self.kv.folder(self.key))
+        self.undo_actions.append(lambda: self.kv.unsettle(self.key))
+        self.kv.settle(self.key, self.syncs.sync)
 
     def write_manifest(self) -> None:
         """Write the new manifest under its temporary name, unsynced."""
@@ -177,7 +179,7 @@ class KvPart(CommitPart):
 
     def sync_manifest(self) -> None:
         """Put it on the medium."""
-        self.kv.files.sync(temp_path(self._manifest_path))
+        self.syncs.sync(temp_path(self._manifest_path))
 
     def publish_manifest(self) -> None:
         """The commit: the new manifest takes the old one's place."""
@@ -188,7 +190,7 @@ class KvPart(CommitPart):
 
     def sync_name(self) -> None:
         """Make the commit durable."""
-        self.kv.files.sync_dir(self.kv.folder(self.key))
+        self.syncs.sync(self.kv.folder(self.key))
 
     STEPS = (
         plan,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvactors.persistence.commit.steps import CommitPart, DirSyncs, WriteCounter
+from kvactors.persistence.commit.steps import CommitPart, GroupSyncs, WriteCounter
 from kvactors.persistence.errors import LedgerUnreadable
 from kvactors.persistence.files.atomic import temp_path
 from kvactors.persistence.files.naming import encode_agent_id
@@ -20,7 +20,7 @@ class LedgerPart(CommitPart):
     """Appends one save's records as one frame. STEPS are run in order."""
 
     ledgers: Ledgers = field(kw_only=True)
-    parents: DirSyncs = field(kw_only=True)
+    syncs: GroupSyncs = field(kw_only=True)
     counter: WriteCounter = field(kw_only=True)
     before: LedgerState = field(init=False, default=LedgerState())
     after: LedgerState = field(init=False, default=LedgerState())
@@ -89,7 +89,7 @@ class LedgerPart(CommitPart):
         """Put the frame on the medium, and those that are there, which KV is about to name."""
         if self._unsettled:
             path = self._path
-            self.ledgers.files.sync(temp_path(path) if self._is_new else path)
+            self.syncs.sync(temp_path(path) if self._is_new else path)
 
     def publish(self) -> None:
         """Give a new ledger its name."""
@@ -105,9 +105,9 @@ class LedgerPart(CommitPart):
         been killed between its rename and this.
         """
         if self._unsettled and not self.ledgers.is_named(self.save.agent_id):
-            self.parents.sync(self._path.parent)
+            self.syncs.sync(self._path.parent)
             if self._is_new:
-                self.parents.sync(self.ledgers.root)
+                self.syncs.sync(self.ledgers.root)
 
     def finish(self) -> None:
         """Remember the new length."""

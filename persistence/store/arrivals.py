@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from kvactors.core.cache.segment import Segment
 from kvactors.persistence.commit.save import Save
-from kvactors.persistence.commit.steps import DirSyncs
 from kvactors.persistence.errors import AgentExists, KvGap
 from kvactors.persistence.files.atomic import replace_file, temp_path
 from kvactors.persistence.files.naming import (
@@ -86,10 +86,10 @@ class Arrival:
         """All of its KV is there: it is an agent with these `records` from now on, durably. Raises
         MaxDiskExceeded, OSError."""
         store, kv = self._store, self._store.kv
-        parents = DirSyncs(kv.files)
+        sync_once = cache(kv.files.sync_dir)
         for key in self._entries:
-            kv.files.sync_dir(kv.folder(key))
-            kv.settle(key, parents)
+            sync_once(kv.folder(key))
+            kv.settle(key, sync_once)
         commit_one(store, Save(self._agent_id, tuple(records), None, ()))
         ledger = store.ledgers.state(self._agent_id)
         for key, entries in self._entries.items():

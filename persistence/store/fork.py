@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from kvactors.persistence.commit.steps import DirSyncs
 from kvactors.persistence.errors import AgentExists, AgentNotStored
 from kvactors.persistence.files.atomic import replace_file
 from kvactors.persistence.files.naming import MANIFEST_NAME, encode_agent_id
@@ -103,7 +102,7 @@ def _share(store: StoreParts, source: Key, target: Key, manifest: Manifest) -> N
         kept.append(entry)
     data = encode_manifest(replace(manifest, segments=tuple(kept)), kv.sealing)
     kv.files.sync_dir(folder)
-    kv.settle(target, DirSyncs(kv.files))
+    kv.settle(target, kv.files.sync_dir)
     replace_file(kv.files, folder / MANIFEST_NAME, data)
     store.counter.written += len(data)
     for key in (source, target):

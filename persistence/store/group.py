@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvactors.persistence.commit.save import Save
-from kvactors.persistence.commit.steps import DirSyncs, run_steps
+from kvactors.persistence.commit.steps import GroupSyncs, run_steps
 from kvactors.persistence.files.naming import encode_agent_id
 from kvactors.persistence.kv.disk_limit import Eviction
 from kvactors.persistence.kv.disk_usage import Key
@@ -65,13 +65,16 @@ def _done(_save: Save) -> None:
 
 
 def _commit_ledgers(store: StoreParts, saves: Sequence[Save], reports: Reports) -> list[LedgerPart]:
-    parents = DirSyncs(store.ledgers.files)
+    syncs = GroupSyncs(store.ledgers.files)
     parts = [
-        LedgerPart(save, ledgers=store.ledgers, parents=parents, counter=store.counter)
+        LedgerPart(save, ledgers=store.ledgers, syncs=syncs, counter=store.counter)
         for save in saves
     ]
     parts = run_steps(
-        parts, LedgerPart.STEPS, lambda part, error: reports.failed(part.save, "ledger", error)
+        parts,
+        LedgerPart.STEPS,
+        syncs,
+        lambda part, error: reports.failed(part.save, "ledger", error),
     )
     for part in parts:
         reports.durable(part.save)
@@ -79,7 +82,7 @@ def _commit_ledgers(store: StoreParts, saves: Sequence[Save], reports: Reports) 
 
 
 def _commit_kv(store: StoreParts, written: Sequence[LedgerPart], reports: Reports) -> None:
-    parents, claims = DirSyncs(store.kv.files), Claims()
+    syncs, claims = GroupSyncs(store.kv.files), Claims()
     keep = {
         Key(encode_agent_id(part.save.agent_id), part.save.fingerprint or "") for part in written
     }
@@ -92,14 +95,14 @@ def _commit_kv(store: StoreParts, written: Sequence[LedgerPart], reports: Report
             ledger=part.after,
             eviction=eviction,
             claims=claims,
-            parents=parents,
+            syncs=syncs,
             counter=store.counter,
             pace=reports.pace,
         )
         for part in written
     ]
     parts = run_steps(
-        parts, KvPart.STEPS, lambda part, error: reports.failed(part.save, "kv", error)
+        parts, KvPart.STEPS, syncs, lambda part, error: reports.failed(part.save, "kv", error)
     )
     for part in parts:
         try:

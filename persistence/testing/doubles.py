@@ -106,6 +106,12 @@ class WrappedFiles(Files):
     def sync_dir(self, path: Path) -> None:
         self._pass("sync_dir", path, lambda: self.inner.sync_dir(path))
 
+    def fsync(self, path: Path) -> None:
+        self._pass("fsync", path, lambda: self.inner.fsync(path))
+
+    def flush(self, path: Path) -> None:
+        self._pass("flush", path, lambda: self.inner.flush(path))
+
     def link(self, source: Path, target: Path) -> None:
         self._pass("link", target, lambda: self.inner.link(source, target))
 

@@ -1,4 +1,4 @@
-"""A disk that forgets what was not synced, for tests of what a power loss leaves.
+"""A disk that forgets what was not synced, or not flushed, for tests of what a power loss leaves.
 
 One thread at a time.
 """
@@ -16,32 +16,41 @@ from kvactors.persistence.files.atomic import Buffer, Files
 __all__ = ["PowerLossFiles"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class _Content:
+    """Of a file whose new bytes are not on the medium: the old ones."""
+
+    durable: bytes
+    handed: bool = False  # whether the drive has the new ones in its cache
+
+
+@dataclass(slots=True)
 class _Change:
-    """A change of a directory that its sync has not made durable."""
+    """A change of a directory that is not on the medium."""
 
     folder: Path
     names: frozenset[Path]  # what it makes, renames or removes
     undo: Callable[[], None]
     removed: Path | None = None  # the directory that it removed
+    handed: bool = False  # whether the drive has it in its cache
 
 
 class PowerLossFiles(Files):
     """Performs everything and remembers, for each file and directory, its synced state.
 
+    A drive with a cache, as on macOS: `fsync` fills it, a `flush` puts all of it on the medium, a
+    `sync` is both. The real medium is not waited for.
+
     `lose_power()` puts back what a power loss would leave: without a Random, all that was
-    not synced is lost; with one, any part of it is, as on a disk that writes in its own
+    not flushed is lost; with one, any part of it is, as on a disk that writes in its own
     order: each file keeps its new bytes, loses them, or keeps a prefix and then zeros, and
     each directory keeps any of its changes, whichever came first; only those of one name
     build on each other. Not thread-safe.
     """
 
     def __init__(self) -> None:
-        self._durable: dict[Path, bytes] = {}
+        self._old: dict[Path, _Content] = {}
         self._changes: list[_Change] = []
-
-    def full_sync(self, descriptor: int) -> None:
-        """Nothing: what is synced is remembered here, the real medium is not waited for."""
 
     def mkdir(self, path: Path) -> None:
         super().mkdir(path)
@@ -51,7 +60,7 @@ class PowerLossFiles(Files):
         if path.exists():
             self._touched(path)
         else:
-            self._durable[path] = b""
+            self._old[path] = _Content(b"")
             self._changed(path, lambda: self._remove(path))
         super().write_temp(path, chunks)
 
@@ -64,17 +73,28 @@ class PowerLossFiles(Files):
         super().truncate(path, length)
 
     def sync(self, path: Path) -> None:
-        super().sync(path)
-        self._durable.pop(path, None)
+        self.fsync(path)
+        self.flush(path)
 
     def sync_dir(self, path: Path) -> None:
-        super().sync_dir(path)
-        self._settle([change for change in self._changes if change.folder == path])
+        self.sync(path)
+
+    def fsync(self, path: Path) -> None:
+        path.lstat()
+        if path in self._old:
+            self._old[path].handed = True
+        for change in self._changes:
+            change.handed |= change.folder == path
+
+    def flush(self, path: Path) -> None:
+        path.lstat()
+        self._old = {name: old for name, old in self._old.items() if not old.handed}
+        self._settle([change for change in self._changes if change.handed])
 
     def link(self, source: Path, target: Path) -> None:
         super().link(source, target)
-        if source in self._durable:
-            self._durable[target] = self._durable[source]
+        if source in self._old:
+            self._old[target] = self._old[source]
         self._changed(target, lambda: self._remove(target))
 
     def rename(self, source: Path, target: Path) -> None:
@@ -92,7 +112,7 @@ class PowerLossFiles(Files):
     def unlink(self, path: Path) -> None:
         removed = self._save(path)
         super().unlink(path)
-        self._durable.pop(path, None)
+        self._old.pop(path, None)
         self._changed(path, removed)
 
     def rmdir(self, path: Path) -> None:
@@ -100,14 +120,14 @@ class PowerLossFiles(Files):
         self._changed(path, lambda: path.mkdir(mode=0o700), removed=path)
 
     def lose_power(self, random: Random | None = None) -> None:
-        """Take away what was not synced; then this object starts afresh."""
+        """Take away what was not flushed; then this object starts afresh."""
         self._settle(self._survivors(random))
         for change in reversed(self._changes):
             change.undo()
-        for path, durable in self._durable.items():
+        for path, old in self._old.items():
             if path.exists():
-                path.write_bytes(_mix(path.read_bytes(), durable, random))
-        self._durable.clear()
+                path.write_bytes(_mix(path.read_bytes(), old.durable, random))
+        self._old.clear()
         self._changes.clear()
 
     def _survivors(self, random: Random | None) -> list[_Change]:
@@ -147,29 +167,29 @@ class PowerLossFiles(Files):
         self._changes.append(_Change(path.parent, names, undo, removed))
 
     def _touched(self, path: Path) -> None:
-        if path not in self._durable:
-            self._durable[path] = path.read_bytes()
+        old = self._old.setdefault(path, _Content(path.read_bytes()))
+        old.handed = False
 
     def _remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)
-        self._durable.pop(path, None)
+        self._old.pop(path, None)
 
     def _move(self, source: Path, target: Path) -> None:
-        self._durable.pop(target, None)
-        if source in self._durable:
-            self._durable[target] = self._durable.pop(source)
+        self._old.pop(target, None)
+        if source in self._old:
+            self._old[target] = self._old.pop(source)
 
     def _save(self, path: Path) -> Callable[[], None]:
         """What brings the file at `path` back as it is, synced or not."""
         if not path.exists():
             return lambda: None
-        data, durable = path.read_bytes(), self._durable.get(path)
+        data, old = path.read_bytes(), self._old.get(path)
 
         def restore() -> None:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             path.write_bytes(data)
-            if durable is not None:
-                self._durable[path] = durable
+            if old is not None:
+                self._old[path] = old
 
         return restore
 

@@ -175,22 +175,41 @@ def test_a_sync_is_a_full_one_where_there_is_one_and_falls_back(
     calls: list[str] = []
 
     class Full(Files):
-        def full_sync(self, descriptor: int) -> None:
-            calls.append("full alone")
+        def full_sync(self, path: Path) -> None:
+            calls.append("full")
 
-        def plain_sync(self, descriptor: int) -> None:
+        def fsync(self, path: Path) -> None:
             calls.append("plain")
 
-    class NotHere(Full):
-        def full_sync(self, descriptor: int) -> None:
-            calls.append("full")
-            raise OSError(errno.ENOTSUP, "not here")
+    class Refused(Full):
+        code = errno.ENOTSUP
 
-    NotHere().sync_dir(tmp_path)
+        def full_sync(self, path: Path) -> None:
+            super().full_sync(path)
+            raise OSError(self.code, "not here")
 
-    assert calls == ["full", "plain"]
-    Full().sync_dir(tmp_path)
-    assert calls[2:] == ["full alone"]
+    class Broken(Refused):
+        code = errno.EIO
+
+    for files in (Refused(), Full()):
+        files.sync_dir(tmp_path)
+        files.flush(tmp_path)
+    for act in (Broken().sync, Broken().sync_dir, Broken().flush):
+        with pytest.raises(OSError, match="not here"):
+            act(tmp_path)
+
+    assert calls == ["full", "plain", "full", "full", "full", "full", "full", "full"]
+
+
+@pytest.mark.skipif(not Path("/proc/1").exists(), reason="/proc has what cannot be synced")
+def test_a_folder_that_cannot_be_synced_is_let_be_and_a_file_is_an_error() -> None:
+    folder = Path(f"/proc/{os.getpid()}")
+
+    Files().sync_dir(folder)
+    Files().fsync(folder)
+    for sync in (Files().sync, Files().fsync):
+        with pytest.raises(OSError, match="Invalid argument"):
+            sync(folder / "status")
 
 
 def test_importing_the_store_loads_neither_mlx_nor_numpy_nor_pykka() -> None:

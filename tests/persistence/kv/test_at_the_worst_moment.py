@@ -76,7 +76,7 @@ def test_a_folder_that_is_made_again_is_durable_again(tmp_path: Path) -> None:
 
     assert not put(store, kv_save("alice", SEGMENTS[0])).failed
 
-    assert ("sync_dir", tmp_path / "kv" / F1) in noted.done
+    assert ("fsync", tmp_path / "kv" / F1) in noted.done
     store.close()
 
 

@@ -23,6 +23,7 @@ from store_saves import Unsynced, put
 
 from kvactors.persistence import Save, Store
 from kvactors.persistence.testing.doubles import (
+    CountingFiles,
     FailingFiles,
     HoldingFiles,
     Outcomes,
@@ -134,8 +135,65 @@ def test_a_disk_error_fails_its_save_alone(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_flush_that_fails_fails_all_that_passed_its_step_and_takes_them_back(
+    tmp_path: Path,
+) -> None:
+    counted = CountingFiles()
+    put(store := Store(tmp_path / "count", files=counted), *FIRST)
+    store.close()
+    flushes = [item.index for item in counted.operations if item.name == "flush"]
+
+    for at, part in zip(flushes, ["ledger"] * 2 + ["kv"] * 4, strict=True):
+        files = FailingFiles(PowerLossFiles(), at=at)
+        store = Store(tmp_path / str(at), files=files)
+
+        outcomes = put(store, *FIRST)
+
+        assert sorted((item.agent_id, found) for item, found, _ in outcomes.failed) == [
+            (item.agent_id, part) for item in FIRST
+        ]
+        assert outcomes.durable == ([] if part == "ledger" else list(FIRST))
+        assert not outcomes.cached
+        assert not leftovers(tmp_path / str(at))
+        heal(store)
+        store.close()
+
+
+def test_of_a_save_whose_folder_was_not_flushed_it_is_synced_again(tmp_path: Path) -> None:
+    put(store := Store(tmp_path), FIRST[0])
+    store.close()
+    noted = CountingFiles()
+    files = FailingFiles(noted, name="flush", path="*/kv")
+    store = Store(tmp_path, files=files)
+    assert put(store, SECOND[0]).failed
+    files.armed = False
+    noted.operations.clear()
+
+    assert not put(store, Save("a", (), F, SECOND[0].segments)).failed
+
+    assert any(item.matches("fsync", "*/kv") for item in noted.operations)
+    store.close()
+
+
+def test_a_step_is_flushed_when_its_last_save_failed_and_is_gone(tmp_path: Path) -> None:
+    disk = PowerLossFiles()
+    files = FailingFiles(disk, name="fsync", path="*/b-*/seg-4-*")
+    store = Store(tmp_path, files=files)
+    two = Save("b", ({},), F, (example_segment(0, 4), example_segment(4, 8)))
+
+    outcomes = put(store, FIRST[0], two)
+
+    assert [item.agent_id for item, *_ in outcomes.failed] == ["b"]
+    assert outcomes.cached == [FIRST[0]]
+    store.close()
+    disk.lose_power()
+    again = Store(tmp_path)
+    assert again.read_kv("a", F) == FIRST[0].segments
+    again.close()
+
+
 def test_without_its_ledger_part_a_saves_kv_part_is_not_tried(tmp_path: Path) -> None:
-    files = FailingFiles(name="sync", path="*/a-*/ledger*")
+    files = FailingFiles(name="fsync", path="*/a-*/ledger*")
     store = Store(tmp_path, files=files)
 
     outcomes = put(store, save("a", 1, 0, 4))
@@ -148,7 +206,7 @@ def test_without_its_ledger_part_a_saves_kv_part_is_not_tried(tmp_path: Path) ->
 
 
 def test_an_append_that_failed_is_not_there_after_a_restart(tmp_path: Path) -> None:
-    files = FailingFiles(name="sync", path="*/a-*/ledger.log")
+    files = FailingFiles(name="*sync", path="*/a-*/ledger.log")
     files.armed = False
     put(store := Store(tmp_path, files=files), *FIRST)
     files.armed = True
@@ -174,7 +232,7 @@ def test_a_store_opens_on_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_a_save_that_is_held_back_says_when_it_is_reached(tmp_path: Path) -> None:
-    files = HoldingFiles(name="sync", path="*/seg-*")
+    files = HoldingFiles(name="fsync", path="*/seg-*")
     store = Store(tmp_path, files=files)
     outcomes = Outcomes()
     thread = threading.Thread(target=outcomes.commit, args=(store, save("a", 1, 0, 4)))

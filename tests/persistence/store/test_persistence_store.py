@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import weakref
 from pathlib import Path
@@ -17,6 +18,7 @@ from kvactors.persistence import (
     Segment,
     Store,
 )
+from kvactors.persistence.files.atomic import temp_path
 from kvactors.persistence.files.naming import TEMP_SUFFIX, encode_agent_id
 from kvactors.persistence.testing.doubles import CountingFiles, FailingFiles, example_segment
 
@@ -64,25 +66,29 @@ def test_a_group_commit_orders_ledgers_before_segments_before_manifests(tmp_path
     assert [line.split()[0] for line in order] == ["durable"] * 3 + ["cached"] * 3
     assert len({line.split()[2] for line in order if line.startswith("durable")}) == 1
     # One sync of each shared folder for all three agents.
-    assert names.count(("sync_dir", "agents")) == 1
-    assert names.count(("sync_dir", "kv")) == 1
+    assert names.count(("fsync", "agents")) == 1
+    assert names.count(("fsync", "kv")) == 1
     store.close()
 
 
-def test_nothing_is_renamed_before_it_is_synced(tmp_path: Path) -> None:
-    files = CountingFiles()
+@pytest.mark.parametrize("links", [True, False])
+def test_nothing_is_renamed_before_it_is_on_the_medium(tmp_path: Path, *, links: bool) -> None:
+    files = CountingFiles(FailingFiles(name="" if links else "link", code=errno.ENOTSUP))
     store = Store(tmp_path, files=files)
     put(store, kv_save("a", example_segment(0, 8)), kv_save("b", example_segment(0, 8)))
 
-    synced, renamed = set[str](), list[str]()
+    handed, flushed, renamed = set[Path](), set[Path](), list[str]()
     for operation in files.operations:
-        if operation.name == "sync":
-            synced.add(str(operation.path).removesuffix(".tmp"))
+        if operation.name in ("sync", "fsync"):
+            handed.add(operation.path)
+        if operation.name in ("sync", "flush"):
+            flushed |= handed
         if operation.name == "rename":
             renamed.append(operation.path.name)
-            assert str(operation.path) in synced
+            assert temp_path(operation.path) in flushed
 
     assert renamed.count("ledger.log") == renamed.count("manifest.msgpack") == 2
+    assert len(renamed) == (5 if links else 6)
     store.close()
 
 
@@ -122,7 +128,7 @@ def test_merging_into_256_token_blocks_writes_at_most_twice_the_final_size(store
     assert store.bytes_written <= 2 * final + 100_000
 
 
-@pytest.mark.parametrize("refused", ["nothing", "write_temp", "sync", "rename"])
+@pytest.mark.parametrize("refused", ["nothing", "write_temp", "fsync", "flush", "rename"])
 def test_nothing_is_held_of_a_save_that_is_over(tmp_path: Path, refused: str) -> None:
     files = FailingFiles(name=refused, path="*/seg-*")
     store = Store(tmp_path, files=files)

@@ -1,7 +1,8 @@
-"""What one agent's life costs the disk: bytes written against bytes kept."""
+"""What lives cost the disk: bytes written against bytes kept, and flushes of its cache."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,33 @@ def test_a_hundred_turns_write_at_most_twice_what_is_kept(tmp_path: Path, tokens
     assert store.bytes_written <= 2 * final + PER_TURN * TURNS, per_turn
     assert on_disk < 1.05 * final + 64 * 1024
     store.close()
+
+
+class Flushed(Unsynced):
+    """A drive with a cache: counts what flushes it, as F_FULLFSYNC does on macOS."""
+
+    flushes = 0
+
+    def full_sync(self, path: Path) -> None:
+        self.flushes += 1
+
+
+def flushes_of_turns(root: Path, agents: int) -> list[int]:
+    """How often the drive's cache is flushed by each of three turns that so many agents have
+    saved together."""
+    store, counts = Store(root, files=(drive := Flushed())), [drive.flushes]
+    for turn in range(3):
+        saves = [
+            Save(f"{n}", ({},), F1, (example_segment(turn, turn + 1, seed=n),))
+            for n in range(agents)
+        ]
+        assert len(put(store, *saves).cached) == agents
+        counts.append(drive.flushes)
+    store.close()
+    return [after - before for before, after in pairwise(counts)]
+
+
+def test_a_group_flushes_the_drive_as_often_as_one_agent(tmp_path: Path) -> None:
+    alone, together = (flushes_of_turns(tmp_path / f"{n}", n) for n in (1, 16))
+
+    assert alone == together == [6, 5, 5]

@@ -28,7 +28,7 @@ __all__ = [
 
 F = "ef" * 16
 # Of a new store and both commits: a kill, or a loss of power, may come at each of them.
-OPERATIONS = 101
+OPERATIONS = 118
 
 
 def save(agent: str, turn: int, start: int, end: int) -> Save:

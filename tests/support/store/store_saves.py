@@ -23,10 +23,10 @@ RECORD: dict[Any, Any] = {
 class Unsynced(Files):
     """Does not wait for the disk, where only what is written matters."""
 
-    def sync(self, path: Path) -> None:
+    def full_sync(self, path: Path) -> None:
         pass
 
-    def sync_dir(self, path: Path) -> None:
+    def fsync(self, path: Path) -> None:
         pass
 
 
