@@ -198,11 +198,11 @@ def default_store() -> Path:
 
 
 def store_path(store: "str | Path | bool | None") -> Path | None:
-    """Where memories are kept; None: nowhere."""
+    """Where memories are kept, wherever the process goes from here; None: nowhere."""
     if store is False:
         return None
     unnamed = store is None or store is True
-    return default_store() if unnamed else expanded(str(store))
+    return (default_store() if unnamed else expanded(str(store))).absolute()
 
 
 def callable_name(source: object) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from makers import OpenSystem
 
-from kvactors.actors import Sampling
+from kvactors.actors import AgentSystem, Sampling
 from kvactors.core.errors import SystemStopped
 from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_model
 
@@ -238,6 +238,21 @@ def test_idle_agents_are_evicted_under_the_budget_and_come_back_warm(
     assert {reply.cache for reply in again} <= {"warm", "hot"}
     assert again[0].cache == "warm"
     assert again[0].usage.reused_tokens == 200 + len(first[0].token_ids) - 1
+
+
+def test_a_store_stays_where_it_was_named_wherever_the_program_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    system = AgentSystem(grid_model, store="memories")
+
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    with system:
+        assert system.parts.store == tmp_path / "memories"
+    assert (tmp_path / "memories" / "agents").is_dir()
+    assert not any((tmp_path / "elsewhere").iterdir())
 
 
 def named_grid_model() -> tuple[Any, PlainTokenizer]:
