@@ -193,7 +193,8 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY | _FLAGS)
+    # Through a link, too, as of a folder that is on another disk: what stands there is synced.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield descriptor
     finally:
