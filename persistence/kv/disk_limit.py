@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Set
 from contextlib import suppress
 from dataclasses import dataclass
 
+from kvactors.persistence.errors import MaxDiskExceeded
 from kvactors.persistence.files.naming import encode_agent_id
 from kvactors.persistence.kv.disk_usage import Key
 from kvactors.persistence.kv.folders import KvFolders
@@ -49,10 +50,20 @@ class DiskLimit:
         """
         if self._max_disk is None:
             return
-        stuck = set[Key]()
-        while not self._evict(change, self._max_disk, eviction, stuck):
-            pass
+        self._evict_all(change, self._max_disk, eviction)
         self._kv.disk.reserve(key, change)
+
+    def hold(self) -> None:
+        """Evict what is too much, whosever it is, as where the limit was a higher one before. What
+        cannot leave stays."""
+        if self._max_disk is not None:
+            with suppress(MaxDiskExceeded):
+                self._evict_all(0, self._max_disk, Eviction(frozenset()))
+
+    def _evict_all(self, change: int, limit: int, eviction: Eviction) -> None:
+        stuck = set[Key]()
+        while not self._evict(change, limit, eviction, stuck):
+            pass
 
     def _evict(self, change: int, limit: int, eviction: Eviction, stuck: set[Key]) -> bool:
         """Whether all could be deleted that had to be; what could not is `stuck` from then on."""

@@ -215,7 +215,8 @@ class Store:
         each segment that was hashed, written or synced, and may take its time.
 
         Over max_disk, KV is evicted: that of the least recently used agents first, of those
-        that `limit.busy` gives last; `limit.evicted` is told.
+        that `limit.busy` gives last; `limit.evicted` is told. What was too much before, as under
+        a higher max_disk, has left when this returns, even where its own agent's save failed.
 
         A segment that another agent is known to have is linked, not written. Several saves
         of one agent are committed one after another, in order.
@@ -227,6 +228,7 @@ class Store:
         reports = Reports(durable, cached, failed, pace)
         for group in rounds(saves):
             commit_group(self._parts, group, reports)
+        self.limit.hold()
 
     def fork(self, parent_id: str, child_id: str) -> None:
         """Make a new agent that starts with all of another one's stored memory.

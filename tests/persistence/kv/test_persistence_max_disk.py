@@ -82,6 +82,24 @@ def test_the_cap_counts_again_after_reopening(tmp_path: Path) -> None:
     again.close()
 
 
+def test_a_smaller_cap_than_before_holds_after_a_save_whoever_had_too_much(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    put(store, kv_save("a", example_segment(0, 1000)), kv_save("b", example_segment(0, 256)))
+    store.close()
+    again = Store(tmp_path, max_disk=2_000)
+    evicted = set[tuple[str, str]]()
+    again.limit.evicted = lambda agent, fingerprint: evicted.add((agent, fingerprint))
+
+    outcomes = put(again, kv_save("a", example_segment(1000, 1008)))
+
+    assert [type(error) for *_, error in outcomes.failed] == [MaxDiskExceeded]
+    assert evicted == {("a", F1), ("b", F1)}
+    assert on_disk(tmp_path) == again.kv_size == 0
+    assert put(again, kv_save("a", example_segment(0, 8))).cached
+    assert again.read_ledger("a") == ({"n": 1000}, {"n": 1008}, {"n": 8})
+    again.close()
+
+
 def filled(root: Path, names: str, room: int) -> Store:
     """A store whose agents, oldest first, leave room for `room` more of their size."""
     store = Store(root)
