@@ -148,7 +148,7 @@ class Context:
     def watch(self, agent: str | Agent) -> None:
         """A message when a behaviour ends."""
         _check_open(self.agent, closed=self._closed)
-        self.router.watch(agent_named(agent), self.agent.agent_id)
+        self.router.on_end(agent_named(agent), self.agent.agent_id)
 
     def spawn(self, agent_id: str, system_prompt: str | None, options: dict[str, Any]) -> Any:
         """A child, `agent_id`, with its `system_prompt` and `options`."""

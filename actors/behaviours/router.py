@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from kvactors.actors.agents.handle import Agent
+from kvactors.actors.behaviours.following import Following
 from kvactors.actors.behaviours.journal import Journal
 from kvactors.actors.behaviours.mail import Deliver, Elsewhere, GiveUp, nowhere, settle_by
 from kvactors.actors.runtime.dispatcher import SystemActor, offer, send
@@ -29,7 +30,7 @@ from kvactors.core.errors import (
     Undelivered,
 )
 
-__all__ = ["DEAD_LETTERS", "After", "MessageRouter"]
+__all__ = ["DEAD_LETTERS", "After", "MessageRouter", "Watcher"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ DEAD_LETTERS = "dead letters"
 MOST_LETTERS = 1000
 
 After = Callable[[float, Callable[[], object]], None]
+# The id of an agent, or what somebody else wants called.
+Watcher = str | Callable[[Terminated], object]
 
 
 class MessageRouter:
@@ -63,10 +66,8 @@ class MessageRouter:
         self.after = after
         self._lock = threading.RLock()
         self._receivers: dict[str, SystemActor] = {}
-        self._topics: dict[str, dict[str, None]] = {}
-        # The topics of each, so that its end walks no others.
-        self._followed: dict[str, set[str]] = {}
-        self._watchers: dict[str, list[Callable[[Terminated], object]]] = {}
+        self._topics = Following[str]()
+        self._watchers = Following[Watcher]()
 
     # -- receivers ---------------------------------------------------------------------
 
@@ -76,17 +77,15 @@ class MessageRouter:
             self._receivers[agent.agent_id] = receiver
             agent.ended_by = None
 
-    def remove(
-        self, agent: Agent, cause: BaseException | None
-    ) -> list[Callable[[Terminated], object]]:
-        """It gets no more; whom to tell."""
+    def remove(self, agent: Agent, cause: BaseException | None) -> list[Watcher]:
+        """It gets no more, and watches nobody; whom to tell."""
         with self._lock:
             # First: `post` looks without the lock, and finds the one or the other.
             agent.ended, agent.ended_by = True, cause
             self._receivers.pop(agent.agent_id, None)
-            for topic in list(self._followed.get(agent.agent_id, ())):
-                self.unsubscribe(topic, agent.agent_id)
-            return self._watchers.pop(agent.agent_id, [])
+            self._topics.leave(agent.agent_id)
+            self._watchers.leave(agent.agent_id)
+            return self._watchers.end(agent.agent_id)
 
     def receiver(self, agent_id: str) -> SystemActor | None:
         """The actor that an agent's messages go to."""
@@ -98,14 +97,15 @@ class MessageRouter:
             return dict(self._receivers)
 
     def check(self) -> None:
-        """Prove that only those who receive have topics and watchers."""
+        """Prove that only those who receive have topics and watchers, and watch others."""
         with self._lock:
-            followers = {name for topic in self._topics.values() for name in topic}
             receivers = self._receivers.keys()
-            assert self._watchers.keys() <= receivers, "a watcher of an ended behaviour"
-            assert followers == self._followed.keys() <= receivers, (
-                "an ended behaviour follows a topic"
-            )
+            _, followers = self._topics.all()
+            watched, watchers = self._watchers.all()
+            agents = {one for one in watchers if isinstance(one, str)}
+            assert watched <= receivers, "a watcher of an ended behaviour"
+            assert agents <= receivers, "an ended behaviour watches another"
+            assert followers <= receivers, "an ended behaviour follows a topic"
 
     # -- mail --------------------------------------------------------------------------
 
@@ -209,43 +209,37 @@ class MessageRouter:
         """Let an agent get what is published under a topic."""
         with self._lock:
             if agent_id in self._receivers:
-                self._topics.setdefault(topic, {})[agent_id] = None
-                self._followed.setdefault(agent_id, set()).add(topic)
+                self._topics.add(topic, agent_id)
 
     def unsubscribe(self, topic: str, agent_id: str) -> None:
         """Let it get no more."""
         with self._lock:
-            subscribers, followed = self._topics.get(topic, {}), self._followed.get(agent_id, set())
-            subscribers.pop(agent_id, None)
-            followed.discard(topic)
-            if not subscribers:
-                self._topics.pop(topic, None)
-            if not followed:
-                self._followed.pop(agent_id, None)
+            self._topics.discard(topic, agent_id)
 
     def publish(self, topic: str, message: Any, sender: Agent | None) -> ReplyFuture[None]:
         """Send a `message` to every subscriber of a `topic` but the `sender`."""
         with self._lock:
-            receivers = list(self._topics.get(topic, ()))
+            receivers = self._topics.of(topic)
         own = None if sender is None else sender.agent_id
         return self.post_all((name for name in receivers if name != own), message, sender)
 
-    def watch(self, agent_id: str, watcher: str) -> None:
-        """Post Terminated to a watcher when a behaviour ends, or at once if there is none."""
-
-        def tell(terminated: Terminated) -> None:
-            self.post(watcher, terminated, None)
-
-        self.on_end(agent_id, tell)
-
-    def on_end(self, agent_id: str, tell: Callable[[Terminated], object]) -> None:
-        """Call when a behaviour ends, or at once if there is none."""
+    def on_end(self, agent_id: str, watcher: Watcher) -> None:
+        """Tell a watcher when a behaviour ends, or at once if there is none; one of an agent that
+        has ended itself is told no more."""
         with self._lock:
             if agent_id in self._receivers:
-                self._watchers.setdefault(agent_id, []).append(tell)
+                if not isinstance(watcher, str) or watcher in self._receivers:
+                    self._watchers.add(agent_id, watcher)
                 return
             agent = self._find(agent_id)
-        tell(Terminated(agent_id, None if agent is None else agent.ended_by))
+        self.tell(watcher, Terminated(agent_id, None if agent is None else agent.ended_by))
+
+    def tell(self, watcher: Watcher, terminated: Terminated) -> None:
+        """Post it to an agent, or call who wants that."""
+        if isinstance(watcher, str):
+            self.post(watcher, terminated, None)
+        else:
+            watcher(terminated)
 
     def _to_model(self, deliver: Deliver) -> ReplyFuture[None]:
         """An agent that never had a behaviour takes text as a turn; what was meant for one that

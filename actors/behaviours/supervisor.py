@@ -143,8 +143,8 @@ class BehaviourSupervisor:
             own = self._own_threads.pop(agent_id, None)
         for child in children:
             self.stop(child)
-        for tell in watchers:
-            tell(Terminated(agent_id, cause))
+        for watcher in watchers:
+            self.router.tell(watcher, Terminated(agent_id, cause))
         if own is not None:
             own.close(0)
 

@@ -1,5 +1,5 @@
-"""A behaviour that runs on when its agent was forgotten and has another one; and journals that the
-one of a release before wrote."""
+"""A behaviour that runs on when its agent was forgotten and has another one; what goes over to the
+one that follows it, and what does not; and journals that the one of a release before wrote."""
 
 import threading
 from collections.abc import Callable
@@ -8,11 +8,30 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 import pytest
-from behaviours import DoesBlocking, Recorder
+from behaviours import GOES_ON, DoesBlocking, Echo, Recorder
 
-from kvactors.actors import Agent, AgentBehaviour, AgentSystem, SystemStopped, replay
+from kvactors.actors import (
+    Agent,
+    AgentBehaviour,
+    AgentSystem,
+    SystemStopped,
+    Terminated,
+    replay,
+)
 
 WAIT = 60
+
+
+class Watches(Recorder):
+    """Watches the agent "other" from its start; fails at an error."""
+
+    def on_start(self) -> None:
+        self.watch("other")
+
+    def on_message(self, message: Any, sender: Agent | None) -> int:
+        if isinstance(message, Exception):
+            raise message
+        return super().on_message(message, sender)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +68,38 @@ def test_who_was_forgotten_does_nothing_in_the_name_of_its_successor(
     assert system.wait_idle(WAIT)
     assert new.seen == []
     assert system.spawn("agent").request("new").get(timeout=WAIT) == 1
+
+
+def test_who_was_forgotten_watches_nobody_in_the_name_of_its_successor(
+    system: AgentSystem,
+) -> None:
+    system.spawn("other", behaviour=Echo())
+    for name in ("agent", "nobody"):
+        assert system.spawn(name, behaviour=Watches()).request("hello").get(timeout=WAIT) == 1
+        system.forget(name)
+
+    new = Recorder()
+    system.spawn("agent", behaviour=new)
+    system.forget("other")
+
+    assert system.wait_idle(WAIT)
+    assert (new.seen, system.dead_letters()) == ([], ())
+    system.check()
+
+
+def test_who_watches_anew_after_each_restart_is_told_once(system: AgentSystem) -> None:
+    watches = Watches()
+    other = system.spawn("other", behaviour=Echo())
+    watcher = system.spawn("watcher", behaviour=watches, supervision=GOES_ON)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="mine"):
+            watcher.request(ValueError("mine")).get(timeout=WAIT)
+    assert system.wait_idle(WAIT)
+
+    system.forget(other.agent_id)
+
+    assert system.wait_idle(WAIT)
+    assert watches.seen == [(Terminated("other", None), None)]
 
 
 def test_a_journal_of_before_has_no_word_of_what_was_observed_or_taken_back(tmp_path: Path) -> None:
