@@ -22,6 +22,7 @@ from crash_saves import (
 from store_saves import Unsynced, put
 
 from kvactors.persistence import Save, Store
+from kvactors.persistence.files.naming import TEMP_SUFFIX, encode_agent_id
 from kvactors.persistence.testing.doubles import (
     CountingFiles,
     FailingFiles,
@@ -268,3 +269,17 @@ def test_what_a_killed_process_left_unsynced_is_synced_before_it_is_built_upon(
     after = Store(tmp_path / "killed")
     assert after.read_ledger("a") == (*turns[0].records, *turns[1].records)
     after.close()
+
+
+def test_what_a_crash_left_of_a_forgotten_agent_is_swept_when_it_comes_again(
+    tmp_path: Path,
+) -> None:
+    store = Store(tmp_path)
+    folder = tmp_path / "agents" / encode_agent_id("a")
+    store.forget("a")
+    folder.mkdir()
+    (folder / f"ledger.log{TEMP_SUFFIX}").touch()
+
+    assert not store.has("a")
+    assert not folder.exists()
+    store.close()

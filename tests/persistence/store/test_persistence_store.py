@@ -19,7 +19,6 @@ from kvactors.persistence import (
     Store,
 )
 from kvactors.persistence.files.atomic import temp_path
-from kvactors.persistence.files.naming import TEMP_SUFFIX, encode_agent_id
 from kvactors.persistence.testing.doubles import CountingFiles, FailingFiles, example_segment
 
 F2 = "f" * 32
@@ -237,21 +236,12 @@ def test_forget_leaves_nothing_of_the_agent(store: Store) -> None:
     store.forget("a")
     store.forget("never there")
 
-    assert len(before - files_below(store.root)) == 5
+    gone = before - files_below(store.root)
+    assert len(gone) == 5
     assert [agent.agent_id for agent in store.agents()] == ["b"]
     assert store.read_ledger("a") is None
     put(store, kv_save("a", example_segment(0, 8)))
     assert store.kv_extent("a", F1) == 8
-
-
-def test_of_whom_nothing_is_stored_nothing_is_kept_either(store: Store) -> None:
-    folder = store.root / "agents" / encode_agent_id("a")
-    store.forget("a")
-    folder.mkdir()
-    (folder / f"ledger.log{TEMP_SUFFIX}").touch()
-
-    assert not store.has("a")
-    assert not folder.exists()
 
 
 def test_agents_lists_what_is_stored(store: Store) -> None:
