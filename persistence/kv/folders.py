@@ -58,9 +58,10 @@ class KvFolders:
         self.sealing = sealing
         self.holders = Holders(root, share=share)
         self._by_agent: dict[str, set[str]] = {}
-        self._settled: set[Key] = set()
         self.newer: dict[Key, NewerFormat] = {}
         """What a newer version wrote."""
+        self.settled: set[Key] = set()
+        """Whose folder's own name is durable."""
 
     def folder(self, key: Key) -> Path:
         """Where a key's files stand."""
@@ -235,7 +236,7 @@ class KvFolders:
             self._by_agent.setdefault(key.agent, set()).add(key.fingerprint)
         else:
             # One that is made anew has a name that is to be made durable again.
-            self._settled.discard(key)
+            self.settled.discard(key)
             left = self._by_agent.get(key.agent, set())
             left.discard(key.fingerprint)
             if not left:
@@ -268,14 +269,10 @@ class KvFolders:
 
     def settle(self, key: Key, sync: Callable[[Path], None]) -> None:
         """Make a folder's own name durable by `sync`, once; raises OSError."""
-        if key not in self._settled:
+        if key not in self.settled:
             sync(self.folder(key).parent)
             sync(self.root)
-            self._settled.add(key)
-
-    def unsettle(self, key: Key) -> None:
-        """Its name may not be durable: the save that was to make it so failed."""
-        self._settled.discard(key)
+            self.settled.add(key)
 
 
 def _folder_names(root: Path) -> list[str]:

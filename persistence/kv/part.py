@@ -167,7 +167,7 @@ class KvPart(CommitPart):
     def sync_folders(self) -> None:
         """Make the names durable before a manifest can refer to them."""
         self.syncs.sync(self.kv.folder(self.key))
-        self.undo_actions.append(lambda: self.kv.unsettle(self.key))
+        self.undo_actions.append(lambda: self.kv.settled.discard(self.key))
         self.kv.settle(self.key, self.syncs.sync)
 
     def write_manifest(self) -> None:

@@ -72,13 +72,6 @@ class PowerLossFiles(Files):
         self._touched(path)
         super().truncate(path, length)
 
-    def sync(self, path: Path) -> None:
-        self.fsync(path)
-        self.flush(path)
-
-    def sync_dir(self, path: Path) -> None:
-        self.sync(path)
-
     def fsync(self, path: Path) -> None:
         path.lstat()
         if path in self._old:
@@ -86,8 +79,8 @@ class PowerLossFiles(Files):
         for change in self._changes:
             change.handed |= change.folder == path
 
-    def flush(self, path: Path) -> None:
-        path.lstat()
+    def full_sync(self, path: Path) -> None:
+        self.fsync(path)
         self._old = {name: old for name, old in self._old.items() if not old.handed}
         self._settle([change for change in self._changes if change.handed])
 
