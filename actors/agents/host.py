@@ -8,6 +8,7 @@ from typing import Any
 from kvactors.actors.agents.actor import AgentActor
 from kvactors.actors.runtime.dispatcher import send
 from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.runtime.timer import Deadline
 from kvactors.actors.turns.checks import check_turn
 from kvactors.actors.turns.messages_agent import CancelTurn, MakePrompt
 from kvactors.actors.turns.outstanding import Outstanding
@@ -29,7 +30,7 @@ class AgentHost:
     def __init__(
         self,
         outstanding: Outstanding,
-        after: Callable[[float, Callable[[], object]], None],
+        after: Callable[[float, Callable[[], object]], Deadline],
         post: Callable[[str, Any, None], ReplyFuture[None]],
         ask: Callable[[str, Any, None, float | None], ReplyFuture[Any]],
         require_running: Callable[[], None],
@@ -93,7 +94,8 @@ class AgentHost:
             # Weakly: neither a reply that arrived long ago nor an agent is kept for a deadline.
             whose, what = weakref.ref(actor), weakref.ref(ticket)
             rest = max(0.0, timeout - (self._now() - begun))
-            self._after(rest, lambda: _expire(whose(), what(), timeout))
+            deadline = self._after(rest, lambda: _expire(whose(), what(), timeout))
+            deadline.until(ticket.reply)
         return ticket
 
 

@@ -10,6 +10,7 @@ from kvactors.actors.agents.handle import Agent, agent_named
 from kvactors.actors.behaviours.forgetting import left_by
 from kvactors.actors.behaviours.router import MessageRouter
 from kvactors.actors.runtime.futures import ReplyFuture
+from kvactors.actors.runtime.timer import Deadline
 from kvactors.actors.turns.checks import check_callable, check_known, check_topic, check_turn
 from kvactors.actors.turns.options import AskOptions
 from kvactors.actors.turns.reply import Reply, Rewound
@@ -17,14 +18,7 @@ from kvactors.core.errors import InvalidInput, SystemStopped
 from kvactors.core.numbers import number
 from kvactors.core.schedule.sampling import Sampling
 
-__all__ = [
-    "Context",
-    "Scheduled",
-    "Services",
-    "check_ask",
-    "check_broadcast",
-    "with_choices",
-]
+__all__ = ["Context", "Scheduled", "Services", "check_ask", "check_broadcast", "with_choices"]
 
 T = TypeVar("T")
 
@@ -35,17 +29,26 @@ class Scheduled:
     def __init__(self, ended: Callable[["Scheduled"], object]) -> None:
         self._ended = ended
         self._lock = threading.Lock()
+        self._deadline: Deadline | None = None
         self.active = True
 
     def cancel(self) -> None:
         """Send it no more."""
         self.end()
 
+    def wait_for(self, deadline: Deadline) -> None:
+        """It is sent then, unless it ends before: nothing is kept for a deadline that is not."""
+        self._deadline = deadline
+        if not self.active:
+            deadline.cancel()
+
     def end(self) -> bool:
         """Whether this call ended it; it can end once."""
         with self._lock:
             active, self.active = self.active, False
         if active:
+            if self._deadline is not None:
+                self._deadline.cancel()
             self._ended(self)
         return active
 
@@ -53,7 +56,7 @@ class Scheduled:
 class Services(Protocol):
     """What a behaviour needs besides messages."""
 
-    def after(self, seconds: float, callback: Callable[[], object]) -> None:
+    def after(self, seconds: float, callback: Callable[[], object]) -> Deadline:
         """Call back, on the timer's thread."""
 
     def run_blocking(self, name: str, function: Callable[[], Any]) -> ReplyFuture[Any]:
@@ -191,7 +194,7 @@ class Context:
 
         scheduled = Scheduled(ended)
         self._scheduled[scheduled] = False
-        self._services.after(seconds, fire)
+        scheduled.wait_for(self._services.after(seconds, fire))
         return scheduled
 
     def every(self, seconds: float, message: Any) -> Scheduled:
@@ -202,11 +205,11 @@ class Context:
         def fire() -> None:
             if scheduled.active:
                 self.router.post(self.agent.agent_id, message, self.agent)
-                self._services.after(seconds, fire)
+                scheduled.wait_for(self._services.after(seconds, fire))
 
         scheduled = Scheduled(lambda one: self._scheduled.pop(one, None))
         self._scheduled[scheduled] = True
-        self._services.after(seconds, fire)
+        scheduled.wait_for(self._services.after(seconds, fire))
         return scheduled
 
     def close(self, *, restart: bool = False) -> None:

@@ -20,6 +20,7 @@ from kvactors.actors.runtime.dispatcher import SystemActor, offer, send
 from kvactors.actors.runtime.futures import ReplyFuture, all_of, resolved
 from kvactors.actors.runtime.mailbox import Mailbox
 from kvactors.actors.runtime.supervision import DeadLetter, Terminated
+from kvactors.actors.runtime.timer import Deadline
 from kvactors.actors.runtime.waits import Answer, Waits
 from kvactors.actors.turns.outstanding import Outstanding
 from kvactors.core.errors import (
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 DEAD_LETTERS = "dead letters"
 MOST_LETTERS = 1000
 
-After = Callable[[float, Callable[[], object]], None]
+After = Callable[[float, Callable[[], object]], Deadline]
 # The id of an agent, or what somebody else wants called.
 Watcher = str | Callable[[Terminated], object]
 
@@ -135,7 +136,8 @@ class MessageRouter:
         if accepted is None:
             return resolved()
         if inbox.lane.timeout is not None:
-            self.after(inbox.lane.timeout, _give_up(inbox, deliver, accepted))
+            give_up = _give_up(inbox, deliver, accepted)
+            self.after(inbox.lane.timeout, give_up).until(accepted)
         return accepted
 
     def ask(
@@ -152,9 +154,9 @@ class MessageRouter:
         self._post(deliver)
         if timeout is not None:
             late = TurnTimeout(f"{to!r} did not answer within {timeout:g} s")
-            # Weakly: what was answered long ago is not kept for its deadline.
+            # Weakly: what nobody will answer any more is not kept for its deadline.
             weak = weakref.ref(deliver)
-            self.after(timeout, lambda: self.give_up(weak(), late))
+            self.after(timeout, lambda: self.give_up(weak(), late)).until(reply)
         return reply
 
     def give_up(self, deliver: Deliver | None, error: TurnTimeout) -> None:

@@ -8,7 +8,6 @@ same interleaving. Time is virtual: when nothing can run, it jumps to the next t
 
 import heapq
 import itertools
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -17,11 +16,9 @@ from random import Random
 from kvactors.actors.runtime.blocking import add_driver, remove_driver, waiting
 from kvactors.actors.runtime.dispatcher import Dispatcher
 from kvactors.actors.runtime.mailbox import Runnable
-from kvactors.actors.runtime.timer import Timer
+from kvactors.actors.runtime.timer import Deadline, Timer
 
 __all__ = ["CountingClock", "SeededDispatcher", "VirtualTimer"]
-
-logger = logging.getLogger(__name__)
 
 
 class CountingClock:
@@ -36,7 +33,8 @@ class CountingClock:
 
 
 class VirtualTimer(Timer):
-    """A timer whose time passes only when it is told to, on the thread that tells it."""
+    """A timer whose time passes only when it is told to, on the thread that tells it. It comes to
+    what was cancelled, too, as to anything else."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,11 +44,10 @@ class VirtualTimer(Timer):
         """Virtual seconds since the start."""
         return self._now
 
-    def after(self, seconds: float, callback: Callable[[], object]) -> None:
+    def after(self, seconds: float, callback: Callable[[], object]) -> Deadline:
         """Call back once virtual time has come so far."""
         with self._changed:
-            if not self._closed:
-                heapq.heappush(self._due, (self._now + seconds, next(self._order), callback))
+            return Deadline(callback) if self._closed else self._push(self._now + seconds, callback)
 
     def let_pass(self, seconds: float) -> None:
         """Let so many seconds pass: whatever becomes due in them is called, in order."""
@@ -68,11 +65,8 @@ class VirtualTimer(Timer):
         with self._changed:
             if not self._due:
                 return False
-            self._now, _, callback = heapq.heappop(self._due)
-        try:
-            callback()
-        except Exception:
-            logger.exception("a deadline's callback failed")
+            self._now, _, deadline = heapq.heappop(self._due)
+        deadline.come()
         return True
 
 

@@ -12,7 +12,7 @@ from pykka import ActorDeadError, Timeout
 from kvactors.actors.runtime.blocking import check_may_block, drive
 from kvactors.actors.runtime.deterministic import SeededDispatcher, VirtualTimer
 from kvactors.actors.runtime.dispatcher import Dispatcher, send_stop
-from kvactors.actors.runtime.timer import Timer
+from kvactors.actors.runtime.timer import Deadline, Timer
 from kvactors.actors.runtime.waits import Waits
 from kvactors.actors.turns.checks import check_wait
 from kvactors.actors.turns.messages_gpu import LoadModel, Wire
@@ -134,9 +134,9 @@ class Lifecycle:
         """Seconds of the system's clock."""
         return self.timer.now()
 
-    def after(self, seconds: float, callback: Callable[[], object]) -> None:
+    def after(self, seconds: float, callback: Callable[[], object]) -> Deadline:
         """Call back, on the timer's thread."""
-        self.timer.after(seconds, callback)
+        return self.timer.after(seconds, callback)
 
     def wait_idle(self, timeout: float | None = None) -> bool:
         """Wait until no turn or message runs or waits, no `later` is due, and every save is on

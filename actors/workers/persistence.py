@@ -54,7 +54,7 @@ class PersistenceActor(SystemActor):
         gpu: Any,
         outstanding: Outstanding,
         *,
-        after: Callable[[float, Callable[[], object]], None],
+        after: Callable[[float, Callable[[], object]], object],
         tracer: Tracer,
         streaming: Callable[[], bool],
         pace: Callable[[Callable[[], bool]], Callable[[], object]] = Pace,

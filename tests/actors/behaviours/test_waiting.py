@@ -4,6 +4,7 @@ import asyncio
 import gc
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from kvactors.actors import (
     Undelivered,
 )
 from kvactors.actors.runtime.blocking_pool import AT_ONCE
+from kvactors.actors.runtime.timer import Deadline
 
 SHORT = Sampling(max_tokens=4)
 WAIT = 60
@@ -225,3 +227,61 @@ def test_what_was_answered_is_not_kept_until_its_time_limit(system: AgentSystem)
     gc.collect()
 
     assert sum(letter() is not None for letter in letters) <= 2  # the thread's last one
+
+
+def test_no_deadline_is_left_of_what_was_answered_or_was_let_in(system: AgentSystem) -> None:
+    def left() -> int:
+        gc.collect()
+        return sum(type(one) is Deadline and not one.cancelled for one in gc.get_objects())
+
+    gate, entered = threading.Event(), threading.Event()
+
+    def hold(_: AgentBehaviour) -> None:
+        entered.set()
+        gate.wait(WAIT)
+
+    class Blocks(DoesAtOnce):
+        blocking = True
+
+    one = LanePolicy(1, "block", timeout=86_400)
+    full = system.spawn("full", behaviour=Blocks(), prompt_lane=one)
+    echo = system.spawn("echo", behaviour=Recorder())
+    before = left()
+    echo.request("hello", timeout=86_400).get(timeout=WAIT)
+    system.spawn("model").ask([1], sampling=SHORT, timeout=86_400).get(timeout=WAIT)
+    full.deliver(hold)
+    assert entered.wait(WAIT)
+    waits = [full.deliver(lambda _: None) for _ in range(3)]
+    assert left() == before + 2
+    gate.set()
+
+    assert system.wait_idle(WAIT)
+    assert all(waiting.done for waiting in waits)
+    assert left() == before
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        lambda me, message: me.later(86_400, message).cancel(),
+        lambda me, message: me.every(86_400, message).cancel(),
+        lambda me, message: (me.later(86_400, message), me.every(86_400, message), me.stop()),
+    ],
+    ids=["later", "every", "ended"],
+)
+def test_what_is_not_sent_any_more_is_not_kept_until_it_would_have_been(
+    system: AgentSystem, plan: Callable[[AgentBehaviour, object], object]
+) -> None:
+    class Message:
+        pass
+
+    def begin(me: AgentBehaviour) -> "weakref.ref[Message]":
+        message = Message()
+        plan(me, message)
+        return weakref.ref(message)
+
+    kept = system.spawn("plans", behaviour=DoesAtOnce()).request(begin).get(timeout=WAIT)
+    assert system.wait_idle(WAIT)
+
+    gc.collect()
+    assert kept() is None

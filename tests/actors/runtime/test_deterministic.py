@@ -8,6 +8,7 @@ import pytest
 from makers import OpenSystem
 
 from kvactors.actors import Agent, AgentBehaviour, BlockingCall, Sampling, Supervision
+from kvactors.actors.testing import VirtualTimer
 from kvactors.core.errors import InvalidConfig
 
 WAIT = 60
@@ -83,6 +84,20 @@ def test_time_is_virtual(open_system: OpenSystem) -> None:
     assert ticks[0] == 0
     assert ticks[1:10] == [3600 * hour for hour in range(1, 10)]
     assert ticks[-1] == 36_000
+
+
+def test_virtual_time_comes_to_what_was_cancelled_as_to_anything_else() -> None:
+    timer, called = VirtualTimer(), list[float]()
+    cancelled = [timer.after(seconds, lambda: called.append(timer.now())) for seconds in range(300)]
+    for deadline in cancelled[1:]:
+        deadline.cancel()
+    timer.after(7, lambda: called.append(timer.now()))
+
+    moments = [timer.now() for _ in range(301) if timer.advance()]
+
+    assert moments == sorted([*range(300), 7])
+    assert called == [0, 7]
+    assert not timer.advance()
 
 
 def test_plain_turns_streams_and_errors_work_as_ever(open_system: OpenSystem) -> None:

@@ -1,7 +1,9 @@
 """Pooled actors: pykka's semantics on few threads, and no message left waiting."""
 
+import gc
 import logging
 import threading
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,7 @@ from kvactors.actors.runtime import dispatcher as module
 from kvactors.actors.runtime.dispatcher import Dispatcher, PooledActor, SystemActor, handles
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.runtime.mailbox import Envelope, Mailbox
-from kvactors.actors.runtime.timer import Timer
+from kvactors.actors.runtime.timer import FEW, Deadline, Timer
 from kvactors.core.errors import BlockingCall
 
 WAIT = 30
@@ -219,6 +221,22 @@ def test_a_timer_calls_back_in_the_order_of_the_moments() -> None:
 
     assert done.wait(WAIT)
     assert called == ["first", "second"]
+    timer.close()
+
+
+def test_a_timer_keeps_few_deadlines_that_were_cancelled_and_calls_the_others_in_order() -> None:
+    timer, called, done = Timer(), list[int](), threading.Event()
+    before = sum(type(one) is Deadline for one in gc.get_objects())
+
+    timer.after(0.3, done.set)
+    for number in range(10 * FEW):
+        timer.after(3600, done.set).cancel()
+        if number % FEW == 0:
+            timer.after(number / 10_000, partial(called.append, number))
+
+    assert sum(type(one) is Deadline for one in gc.get_objects()) - before <= 2 * FEW
+    assert done.wait(WAIT)
+    assert called == list(range(0, 10 * FEW, FEW))
     timer.close()
 
 
