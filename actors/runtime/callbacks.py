@@ -54,10 +54,9 @@ def call_back(callback: Callable[[F], object], future: F) -> None:
         _calls.draining = False
 
 
-def on_loop(
-    loop: "asyncio.AbstractEventLoop", on_done: Callable[[Callable[[object], None]], object]
-) -> "asyncio.Future[None]":
-    """A future of the asyncio `loop` that is done when that one is whose `on_done` this is."""
+def on_loop(loop: "asyncio.AbstractEventLoop", source: Any) -> "asyncio.Future[None]":
+    """A future of the asyncio `loop` that is done when the future `source` is; who waits for it no
+    longer leaves nothing there."""
     done: asyncio.Future[None] = loop.create_future()
 
     def tell() -> None:
@@ -68,7 +67,12 @@ def on_loop(
         if not loop.is_closed():
             loop.call_soon_threadsafe(tell)
 
-    on_done(call_soon)
+    def let_go(_: object) -> None:
+        if done.cancelled():
+            source.forget(call_soon)
+
+    done.add_done_callback(let_go)
+    source.on_done(call_soon)
     return done
 
 

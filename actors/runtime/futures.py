@@ -5,6 +5,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import takewhile
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
@@ -16,12 +17,7 @@ from kvactors.actors.runtime.callbacks import call_back, on_loop, unless_done
 from kvactors.core.errors import InvalidInput, KvactorsError, SystemStopped
 from kvactors.core.numbers import number
 
-__all__ = [
-    "ReplyFuture",
-    "WaitTimeout",
-    "all_of",
-    "resolved",
-]
+__all__ = ["ReplyFuture", "WaitTimeout", "all_of", "resolved"]
 
 T = TypeVar("T")
 J = TypeVar("J")
@@ -171,10 +167,10 @@ class ReplyFuture(_Source[T]):
             if self._result is not None:
                 return False
             self._result = result
-        # Nobody adds to these any more.
+            # Nobody adds to these any more, nor takes any back.
+            callbacks, self._callbacks = self._callbacks, []
         if self._waited is not None:
             self._waited.set()
-        callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             call_back(callback, self)
         return True
@@ -198,13 +194,18 @@ class ReplyFuture(_Source[T]):
                 return
         call_back(callback, self)
 
+    def forget(self, callback: "Callable[[ReplyFuture[T]], object]") -> None:
+        """Do not call back any more; one that it is too late for goes on."""
+        with self._lock, suppress(ValueError):
+            self._callbacks.remove(callback)
+
     def __await__(self) -> Generator[Any, Any, T]:
         if not self.done and self._get_hook is None:
             loop = running_loop()
             if loop is None:
                 yield self  # To whoever runs the behaviour.
             else:
-                yield from on_loop(loop, self.on_done).__await__()
+                yield from on_loop(loop, self).__await__()
         value: T = self.get()
         return value
 

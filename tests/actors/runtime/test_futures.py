@@ -1,7 +1,10 @@
 """Futures and threads under strain: long chains, no thread to be had, garbage at a bad moment."""
 
+import asyncio
+import gc
 import sys
 import threading
+import weakref
 from functools import partial
 from typing import Any
 
@@ -56,6 +59,23 @@ def test_many_that_wait_behind_a_chain_are_settled(long: int, wide: int) -> None
     first.resolve("done")
 
     assert all(one.done for one in waiting)
+
+
+def test_who_waited_under_asyncio_and_waits_no_longer_leaves_nothing() -> None:
+    async def wait_a_little() -> "weakref.ref[asyncio.AbstractEventLoop]":
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(pending, 0.001)
+        return weakref.ref(asyncio.get_running_loop())
+
+    pending, called = ReplyFuture[str](), list[str]()
+    pending.on_done(lambda done: called.append(done.get()))
+    loop = asyncio.run(wait_a_little())
+    gc.collect()
+    assert loop() is None
+
+    pending.resolve("late")
+    assert called == ["late"]
 
 
 def test_garbage_that_is_collected_under_a_mailboxs_lock_may_write_to_it(pool: Dispatcher) -> None:
