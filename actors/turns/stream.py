@@ -222,7 +222,8 @@ class _Text:
 
     Each step decodes the last tokens shown and the new ones, and takes the difference: some
     decoders strip a space at the beginning of what they are given. A character of several
-    tokens shows once it is whole, and what may become a stop string is held back.
+    tokens shows once it is whole, and what may become a stop string is held back: stop strings
+    are looked for in that and what is new alone.
     """
 
     def __init__(self, chat: ChatFormat, stop: Sequence[str]) -> None:
@@ -230,16 +231,19 @@ class _Text:
         self._stop = stop
         self._hold = max((len(string) - 1 for string in stop), default=0)
         self._text = ""
+        self._cuts: list[int] = []
         self._shown: list[int] = []
         self._fresh: list[int] = []
 
     def add(self, tokens: Sequence[int]) -> str:
         """All text that is certain after these further tokens."""
+        begin = max(0, len(self._text) - self._hold)
         self._fresh += [token for token in tokens if token not in self._chat.eos]
         before = self._chat.decode(self._shown)
         after = self._chat.decode([*self._shown, *self._fresh])
         if self._fresh and not after.endswith("\ufffd"):
             self._text += after[len(before) :]
             self._shown, self._fresh = self._fresh, []
-        cuts = [place for place in map(self._text.find, self._stop) if place >= 0]
-        return self._text[: min(cuts) if cuts else max(0, len(self._text) - self._hold)]
+        found = (self._text.find(string, begin) for string in self._stop)
+        self._cuts += (place for place in found if place >= 0)
+        return self._text[: min(self._cuts, default=max(0, len(self._text) - self._hold))]

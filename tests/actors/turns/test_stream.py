@@ -1,5 +1,8 @@
 """The text of a stream: equal to the reply's, whatever the tokenizer does."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +27,25 @@ class Pieces(PlainTokenizer):
     def decode(self, tokens: list[int]) -> str:
         text = b"".join(self.pieces[token] for token in tokens).decode(errors="replace")
         return text.removeprefix(" ") if self.strip else text
+
+
+class Searched(str):
+    """A text that counts the characters in which something was looked for."""
+
+    looked_at = 0
+
+    def __radd__(self, before: str) -> "Searched":
+        return Searched(before + str(self))
+
+    def __add__(self, after: str) -> "Searched":
+        return Searched(str(self) + str(after))
+
+    def __getitem__(self, place: Any) -> "Searched":
+        return Searched(str(self)[place])
+
+    def find(self, string: str, begin: int = 0) -> int:  # type: ignore[override]
+        Searched.looked_at += len(self) - begin
+        return super().find(string, begin)
 
 
 def streamed(pieces: list[str], stop: tuple[str, ...] = (), strip: bool = True) -> tuple[str, str]:
@@ -80,6 +102,23 @@ def test_the_text_ends_where_the_reply_ends(
     pieces: list[str], stop: tuple[str, ...], expected: str
 ) -> None:
     assert streamed(pieces, stop) == (expected, expected)
+
+
+class Searchable(ChatFormat):
+    """Decodes to texts that count."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return Searched(super().decode(tokens))
+
+
+def test_stop_strings_are_looked_for_where_new_text_may_complete_them() -> None:
+    text = _Text(Searchable(Pieces(["word"] * 100, strip=False)), ("stop",))
+    Searched.looked_at = 0
+
+    for token in range(100):
+        text.add([token])
+
+    assert 400 <= Searched.looked_at <= 100 * (len("word") + len("stop"))
 
 
 def test_a_character_of_several_tokens_shows_once_it_is_whole() -> None:
