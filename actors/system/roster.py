@@ -10,7 +10,7 @@ from kvactors.actors.agents.host import AgentHost
 from kvactors.actors.system.lifecycle import Lifecycle
 from kvactors.actors.system.registry import AgentRegistry
 from kvactors.actors.turns.checks import check_id
-from kvactors.actors.turns.messages_gpu import ReadHeld, ReadStats
+from kvactors.actors.turns.messages_gpu import ReadStats
 from kvactors.actors.turns.messages_store import CountStored, WithStore
 from kvactors.core.conversation.records import TOKEN_BYTES
 from kvactors.core.engine.status import HeldAgent
@@ -101,7 +101,7 @@ class AgentRoster:
         for agent_id in agent_ids:
             check_id(agent_id)
         self._lifecycle.require_running()
-        gpu, asked = self._lifecycle.gpu, ReadHeld(agent_ids)
+        gpu, asked = self._lifecycle.gpu, ReadStats(held=agent_ids)
         held: Mapping[str, HeldAgent] = self._lifecycle.ask(gpu, asked)
         glances = self._glances(agent_ids)
         known = dict[str, _Memory]()

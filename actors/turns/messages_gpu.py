@@ -18,7 +18,6 @@ __all__ = [
     "ForkCache",
     "LoadModel",
     "PrefetchKV",
-    "ReadHeld",
     "ReadStats",
     "ReadTurns",
     "Restored",
@@ -152,13 +151,9 @@ class Saved:
 class ReadStats:
     """To the GPU actor, by ask: counts and bytes, and the ids of the agents in memory."""
 
-
-@dataclass(frozen=True, slots=True)
-class ReadHeld:
-    """To the GPU actor, by ask: how much of each agent is in memory, HeldAgent by id."""
-
-    agent_ids: tuple[str, ...]
-    """Of which agents; of every one without any."""
+    held: tuple[str, ...] | None = None
+    """Instead HeldAgent by id, of these agents, or of every one if none is named: how much of each
+    is in memory."""
 
 
 @dataclass(frozen=True, slots=True)

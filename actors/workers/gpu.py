@@ -20,7 +20,6 @@ from kvactors.actors.turns.messages_gpu import (
     ForkCache,
     LoadModel,
     PrefetchKV,
-    ReadHeld,
     ReadStats,
     ReadTurns,
     Restored,
@@ -45,7 +44,7 @@ __all__ = ["GpuActor", "OnProgress", "mlx_dispatcher"]
 
 
 # An engine that was built anew would answer another one.
-_QUESTIONS = (LoadModel, EncodeFloats, ReadHeld, ReadStats, ReadTurns, Check)
+_QUESTIONS = (LoadModel, EncodeFloats, ReadStats, ReadTurns, Check)
 
 
 @functools.cache
@@ -198,13 +197,11 @@ class GpuActor(SystemActor):
         return encode_floats(message.layer, message.floats)
 
     @handles(ReadStats)
-    def _read_stats(self, _message: ReadStats) -> Any:
+    def _read_stats(self, message: ReadStats) -> Any:
         engine = self._slot.engine
+        if message.held is not None:
+            return held(engine.memory, message.held)
         return engine.stats(), in_memory(engine.memory)
-
-    @handles(ReadHeld)
-    def _read_held(self, message: ReadHeld) -> Any:
-        return held(self._slot.engine.memory, message.agent_ids)
 
     @handles(ReadTurns)
     def _read_turns(self, _message: ReadTurns) -> Any:

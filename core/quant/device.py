@@ -25,8 +25,8 @@ def on_cuda() -> bool:
 
 
 def bits_of(array: mx.array) -> mx.array:
-    """The bits of an `array` as whole numbers, for NumPy, which has no bfloat16. On CUDA a copy:
-    what the host reads leaves the GPU's memory for good."""
+    """The bits of an `array` [...] as whole numbers [...], for NumPy, which has no bfloat16. On
+    CUDA a copy: what the host reads leaves the GPU's memory for good."""
     bits = array.view(_WHOLE[array.itemsize])
     return bits | 0 if on_cuda() else bits
 

@@ -2,11 +2,13 @@
 
 import socket
 from functools import partial
+from typing import Any
 
 import httpx
 import pytest
 from chats import WAIT, asked, post
 from children import run_child
+from seeded import bug, seeded
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.web.listening import listen, loading
@@ -39,12 +41,14 @@ for _ in range(2):
 """
 
 
-def test_a_port_that_somebody_listens_on_is_taken_where_a_system_gives_it_twice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(socket, "create_server", partial(socket.create_server, reuse_port=True))
+@bug(socket, "create_server")
+def ports_are_given_twice(true: Any) -> Any:
+    return partial(true, reuse_port=True)
 
+
+def test_a_port_that_somebody_listens_on_is_taken_where_a_system_gives_it_twice() -> None:
     with (
+        seeded(ports_are_given_twice),
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(OSError, match="choose another --port"),
         listen(Settings(port=taken.getsockname()[1])),

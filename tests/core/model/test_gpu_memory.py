@@ -6,6 +6,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from seeded import bug, seeded
 
 from kvactors.core.engine.launch import device_memory
 from kvactors.core.quant import device
@@ -24,13 +25,17 @@ PAGES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     ],
     ids=["CUDA", "Metal", "a CPU"],
 )
-def test_memory_is_the_devices_own(
-    told: dict[str, Any], found: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mx, "device_info", lambda: told)
-    monkeypatch.setattr(mx, "get_active_memory", lambda: 0)
+def test_memory_is_the_devices_own(told: dict[str, Any], found: int) -> None:
+    @bug(mx, "device_info")
+    def another_device(_: Any) -> Any:
+        return lambda: told
 
-    assert device_memory() == found
+    @bug(mx, "get_active_memory")
+    def nothing_is_used(_: Any) -> Any:
+        return lambda: 0
+
+    with seeded(another_device), seeded(nothing_is_used):
+        assert device_memory() == found
 
 
 @pytest.mark.parametrize("cuda", [True, False])
@@ -38,13 +43,17 @@ def test_memory_is_the_devices_own(
     "dtype", [mx.bool_, mx.int8, mx.float16, mx.bfloat16, mx.float32, mx.uint32, mx.int64]
 )
 def test_what_numpy_reads_has_all_bits_and_on_cuda_the_array_is_left_alone(
-    dtype: mx.Dtype, cuda: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: mx.Dtype, cuda: bool
 ) -> None:
+    @bug(device, "on_cuda")
+    def another_device(_: Any) -> Any:
+        return lambda: cuda
+
     array = mx.array([[0.0, -0.0, 1.0, 3.5]]).astype(dtype)
     mx.eval(array)
-    monkeypatch.setattr(device, "on_cuda", lambda: cuda)
 
-    read = np.array(bits_of(array), copy=False)
+    with seeded(another_device):
+        read = np.array(bits_of(array), copy=False)
 
     own = np.array(array.view(mx.uint8), copy=False)
     assert read.tobytes() == own.tobytes()

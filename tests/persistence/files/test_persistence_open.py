@@ -93,26 +93,6 @@ def test_a_store_open_in_this_process_says_so(tmp_path: Path) -> None:
     Store(tmp_path / "link").close()
 
 
-@pytest.mark.parametrize("folder", ["agents", "kv"])
-def test_a_folder_that_was_moved_to_another_disk_and_linked_is_written_as_before(
-    tmp_path: Path, folder: str
-) -> None:
-    Store(tmp_path / "s").close()
-    (tmp_path / "s" / folder).rename(tmp_path / "disk")
-    (tmp_path / "s" / folder).symlink_to(tmp_path / "disk")
-
-    store = Store(tmp_path / "s")
-    outcomes = put(store, kv_save("a", example_segment(0, 8)))
-
-    assert not outcomes.failed
-    assert store.kv_extent("a", F1) == 8
-    assert any((tmp_path / "disk").iterdir())
-    store.close()
-    (tmp_path / "disk").rename(tmp_path / "unplugged")
-    with pytest.raises(StoreNotWritable, match="is not a directory"):
-        Store(tmp_path / "s")
-
-
 def test_a_closed_store_says_so(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.close()

@@ -31,9 +31,9 @@ def a_turn_takes_long(true: Any) -> Any:
 LONG = 5 * SETTINGS.lease
 
 
-def test_a_client_asks_again_who_has_an_agent_that_was_forgotten_or_that_it_cannot_remember(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_client_asks_again_who_has_an_agent_that_was_forgotten_or_that_it_cannot_remember() -> (
+    None
+):
     asked = list[str]()
 
     class Answering:
@@ -52,8 +52,12 @@ def test_a_client_asks_again_who_has_an_agent_that_was_forgotten_or_that_it_cann
         await forget(client, "a2", 1)
         await client.find("a2")
 
-    monkeypatch.setattr(client_module, "MOST_OWNERS", 2)
-    asyncio.run(live())
+    @bug(client_module, "MOST_OWNERS")
+    def it_remembers_two(_: Any) -> Any:
+        return 2
+
+    with seeded(it_remembers_two):
+        asyncio.run(live())
 
     assert asked == ["a0", "a1", "a2", "a0", "a2"]
 
