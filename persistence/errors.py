@@ -138,12 +138,13 @@ class StoreNotWritable(StorageError):
 
 
 class LedgerUnreadable(StorageError):
-    """One agent's ledger cannot be trusted. The other agents are not touched by it."""
+    """One agent's ledger, at `path`, cannot be trusted, for this `reason`. The other agents are not
+    touched by it. `hint` ends what is advised."""
 
-    def __init__(self, path: Path | str, reason: str) -> None:
+    def __init__(self, path: Path | str, reason: str, hint: str = ", or forget the agent") -> None:
         super().__init__(
             f"ledger {path} cannot be read: {reason}. Nothing was changed: restore the file "
-            "from a backup, or forget the agent"
+            f"from a backup{hint}"
         )
         self.path = path
         self.reason = reason

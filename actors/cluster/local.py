@@ -70,6 +70,13 @@ class _Local:
     async def open(self) -> None:
         opening = open_member(self._options, self.settings, self.transport, self._key)
         self._member: Member = await opening
+        try:
+            self._run()
+        except BaseException:
+            await self.close()
+            raise
+
+    def _run(self) -> None:
         journal = FileJournal(Path(self._options.store) / FOLDER / "directory.journal", "directory")
         self.transport.places[NAME] = self._member.node
         loop = asyncio.get_running_loop()

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kvactors.actors.cluster.protocol.interfaces import Record
-from kvactors.persistence.errors import StoreLocked
+from kvactors.persistence.errors import LedgerUnreadable, StoreLocked
 from kvactors.persistence.files.atomic import Files, replace_file
 from kvactors.persistence.files.lock import StoreLock
 from kvactors.persistence.ledger.frames import encode_header, encode_records, scan
@@ -17,6 +17,8 @@ __all__ = ["FileJournal", "held_alone"]
 
 DIES = 10.0
 """Seconds that a process has for its end."""
+NO_AGENT = " (no agent's memory is in it)"
+"""What is said of a damaged one."""
 
 
 class FileJournal:
@@ -38,13 +40,16 @@ class FileJournal:
         """All records, in order. Raises OSError, LedgerUnreadable."""
         if not self._path.exists():
             return []
-        data = self._path.read_bytes()
-        found = scan(data, self._path)
+        try:
+            found = scan(self._path.read_bytes(), self._path)
+            records = decode_records(found, self._path)
+        except LedgerUnreadable as error:
+            raise LedgerUnreadable(self._path, error.reason, NO_AGENT) from error
         self._length, self._frames = found.length, len(found.frames)
         if found.torn is not None:
             self._files.truncate(self._path, self._length)
             self._files.sync(self._path)
-        return list(decode_records(found, self._path))
+        return list(records)
 
     async def append(self, record: Record) -> None:
         """Write one; synced on return. Raises OSError: then nothing of it stays, if the disk takes

@@ -86,6 +86,21 @@ async def open_member(
     check_key(key, settings)
     system = AgentSystem(options.model, options.store, encryption_key=key, **options.engine)
     await system.parts.start_async()
+    try:
+        return _over(system, options, settings, transport, key)
+    except BaseException:
+        await system.parts.stop_async(cancel=True)
+        raise
+
+
+def _over(
+    system: AgentSystem,
+    options: MemberOptions,
+    settings: Settings,
+    transport: Transport,
+    key: EncryptionKey | None,
+) -> Member:
+    """The node of these `options`, `settings`, `transport` and `key` over a `system` that runs."""
     folder = Path(options.store) / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     journal = FileJournal(folder / "node.journal", options.name)

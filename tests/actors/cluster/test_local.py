@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from kvactors.core.errors import (
     TokenOutOfRange,
 )
 from kvactors.core.schedule.sampling import Sampling
+from kvactors.persistence.errors import LedgerUnreadable
 
 FACT = "My cat is called Biscuit."
 QUESTION = "What is my cat called?"
@@ -181,6 +183,24 @@ def test_what_is_no_name_is_refused_before_anybody_is_asked(open_cluster: Open, 
         cluster.migrate("ada", wrong)
     with pytest.raises(UnknownNode):
         cluster.migrate("ada", "")
+
+
+@pytest.mark.parametrize("name", ["directory", "node"])
+def test_who_cannot_read_its_journal_leaves_the_store_to_who_mends_that(
+    open_cluster: Open, tmp_path: Path, name: str
+) -> None:
+    with open_cluster() as cluster:
+        cluster.spawn("ada")
+    journal = tmp_path / "store" / "cluster" / f"{name}.journal"
+    whole = journal.read_bytes()
+    journal.write_bytes(b"damaged")
+
+    with pytest.raises(LedgerUnreadable, match=r"from a backup \(no agent's memory is in it\)"):
+        open_cluster()
+
+    journal.write_bytes(whole)
+    with open_cluster() as cluster:
+        assert cluster.find("ada")
 
 
 def test_who_is_forgotten_is_nobody(open_cluster: Open) -> None:
