@@ -32,7 +32,10 @@ class Plain:
         record = {**cls.LATER, **record}
         if record.keys() != (names := cls.__dataclass_fields__).keys():
             odd = sorted(record.keys() ^ names.keys())
-            raise WrongRecord(reason=f"{cls.__name__} with unknown or missing fields: {odd}")
+            raise WrongRecord(
+                reason=f"{cls.__name__} with unknown or missing fields: {odd}: if a newer kvactors "
+                "made it, upgrade this one"
+            )
         return cls(**record)
 
 

@@ -59,8 +59,9 @@ class Machine:
         self.process = Process("n1", self.loop)
         self.clock = SimClock(self.process, 1.0, 0.0)
         self.journal = SimJournal(self.process, self.disk)
+        self.notes = Notes(SimJournal(self.process, self.disk, "notes"))
         self.host = ModelHost(self.process, self.disk, self.rng)
-        self.replica = Replica(self.host, Notes(self.journal), Locks(), self.host.end)
+        self.replica = Replica(self.host, self.notes, Locks(), self.host.end)
         transport = SimTransport(Network(self.rng, lambda *_: None), self.process)
         self.directory = Directory(transport, self.clock, self.journal, SETTINGS)
 

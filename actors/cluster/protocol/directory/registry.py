@@ -21,6 +21,8 @@ __all__ = ["Registry", "next_epoch"]
 WASTE = 4
 # Of those in one record, then.
 TOGETHER = 1_000
+# What a record may have.
+KEYS = "places", "members", "moves", "moved", "gone", "stays", "untold", "told", "epochs"
 
 
 class Registry:
@@ -29,7 +31,7 @@ class Registry:
     """
 
     def __init__(self, journal: Journal) -> None:
-        self._journal = WholeJournal(journal)
+        self._journal = WholeJournal(journal, *KEYS)
         self.places: dict[str, Place] = {}
         self.names = Names()
         self.members: dict[str, Member] = {}
@@ -48,7 +50,7 @@ class Registry:
         self.index = Index()
         self.broken: OSError | None = None
         self._length = 0
-        for record in journal.load():
+        for record in self._journal.load():
             self._make(record)
             self._length += _things(record)
 

@@ -17,11 +17,11 @@ class Notes:
     """Over the node's journal. What is noted is on disk before anyone acts upon it."""
 
     def __init__(self, journal: Journal) -> None:
-        self._journal = WholeJournal(journal)
+        self._journal = WholeJournal(journal, "incarnation", "disk", "promises")
         self._promises: dict[str, int] = {}
         self.incarnation, self.disk = 0, ""
         self._length = 0
-        for record in journal.load():
+        for record in self._journal.load():
             self._length += 1
             self.incarnation = max(self.incarnation, record.get("incarnation", 0))
             self.disk = record.get("disk", self.disk)

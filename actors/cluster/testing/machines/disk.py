@@ -50,22 +50,22 @@ class Disk:
 
 
 class SimJournal:
-    """A Journal on such a disk."""
+    """A Journal of a `process` on such a `disk`, in a `file` of it."""
 
-    def __init__(self, process: Process, disk: Disk) -> None:
-        self._process, self._disk = process, disk
+    def __init__(self, process: Process, disk: Disk, file: str = "journal") -> None:
+        self._process, self._disk, self._file = process, disk, file
 
     def load(self) -> list[Record]:
         """All that is there."""
-        return list(self._disk.files.get("journal", ()))
+        return list(self._disk.files.get(self._file, ()))
 
     async def append(self, record: Record) -> None:
         """One more."""
-        records = self._disk.files.setdefault("journal", [])
+        records = self._disk.files.setdefault(self._file, [])
         await self._disk.write(self._process, "journal", lambda: records.append(record))
 
     async def replace(self, records: Iterable[Record]) -> None:
         """These instead of those that are there now."""
-        held = self._disk.files.setdefault("journal", [])
+        held = self._disk.files.setdefault(self._file, [])
         new, old = list(records), len(held)
         await self._disk.write(self._process, "journal", lambda: held.__setitem__(slice(old), new))

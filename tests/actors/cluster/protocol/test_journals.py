@@ -1,12 +1,16 @@
 """Journals of a directory and of a node are written anew, beside what is being noted just then."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from machine import SETTINGS, Machine
 
 from kvactors.actors.cluster.machine.journal import FileJournal
 from kvactors.actors.cluster.protocol.directory.registry import Registry
+from kvactors.actors.cluster.protocol.errors import WrongRecord
+from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.node.notes import Notes
 from kvactors.actors.cluster.protocol.records import Member
 
@@ -89,11 +93,32 @@ def test_what_is_noted_while_a_nodes_journal_is_written_anew_is_in_it(tmp_path: 
     assert len(FileJournal(path, "n1").load()) == 3
 
 
+@pytest.mark.parametrize(
+    ("over", "change"),
+    [
+        (Registry, {"quotas": [["alice", 5]]}),
+        (Registry, {"members": [Member("n1", 1, "d").to_record() | {"zone": "eu"}]}),
+        (Notes, {"quotas": [["alice", 5]]}),
+    ],
+)
+def test_what_a_newer_version_wrote_to_a_journal_is_refused_and_stays(
+    tmp_path: Path, over: Callable[[FileJournal], object], change: Record
+) -> None:
+    path = tmp_path / "journal"
+    asyncio.run(FileJournal(path, "n1").append(change))
+    before = path.read_bytes()
+
+    with pytest.raises(WrongRecord, match=r"newer kvactors .*(quotas|made it).* upgrade"):
+        over(FileJournal(path, "n1"))
+
+    assert path.read_bytes() == before
+
+
 def test_a_disk_keeps_its_name(machine: Machine) -> None:
-    notes = Notes(machine.journal)
+    notes = machine.notes
     machine.does(notes.incarnate(0))
     machine.restart()
-    again = Notes(machine.journal)
+    again = machine.notes
     machine.does(again.incarnate(0))
 
     assert (again.disk, again.incarnation) == (notes.disk, 2)
