@@ -1,7 +1,10 @@
-"""Text as token ids, and back. Tokenizers are not thread-safe: every call takes the lock."""
+"""Text as token ids, and back. Tokenizers are not thread-safe: every call takes the lock, but where
+one of Rust decodes, which changes nothing and would wait as long as a whole prompt is encoded.
+"""
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +23,11 @@ class TokenText:
         self.tokenizer = tokenizer
         self.eos = frozenset(_eos_ids(tokenizer))
         self._lock = threading.Lock()
+        self._decoding: AbstractContextManager[object] = self._lock
+        if getattr(tokenizer, "backend_tokenizer", None) is not None:
+            # What its file says of truncation and padding is put aside now, and not changed again.
+            self.encode("")
+            self._decoding = nullcontext()
 
     def check_length(self, characters: int, context: int) -> None:
         """Raise ContextExceeded where so many `characters` are more than a whole `context` of the
@@ -86,7 +94,7 @@ class TokenText:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, special tokens included."""
-        with self._lock:
+        with self._decoding:
             return str(self.tokenizer.decode(list(tokens)))
 
     def reply_text(self, tokens: Sequence[int], stop: Sequence[str] = ()) -> str:
