@@ -99,26 +99,24 @@ class RunFolder:
         """One that is there, begun or not. Raises InvalidScenario, OSError."""
         try:
             found = json.loads((path / NAME).read_text(encoding="utf-8"))
-            words = ScenarioWords.model_validate(found["scenario"])
+            if found["version"] > VERSION:
+                raise InvalidScenario(f"{path / NAME} is of a newer version of kvactors")
+            return cls(
+                path,
+                ScenarioWords.model_validate(found["scenario"]),
+                (path / found.get("store", ".")).resolve(),
+                found["tag"],
+                found["origin"],
+                tuple((path / home).resolve() for home in found.get("homes", ["."])),
+                frozenset(found.get("renewed", ())),
+                found.get("lockstep", False),
+            )
         except (FileNotFoundError, NotADirectoryError):
             raise InvalidScenario(f"{path} holds no run: there is no {NAME} in it") from None
-        except (KeyError, ValueError) as error:
-            raise InvalidScenario(f"{path / NAME} cannot be read: {error}") from error
-        if found["version"] > VERSION:
-            raise InvalidScenario(f"{path / NAME} is of a newer version of kvactors")
-        store = (path / found.get("store", ".")).resolve()
-        homes = tuple((path / home).resolve() for home in found.get("homes", ["."]))
-        renewed = frozenset(found.get("renewed", ()))
-        return cls(
-            path,
-            words,
-            store,
-            found["tag"],
-            found["origin"],
-            homes,
-            renewed,
-            found.get("lockstep", False),
-        )
+        except InvalidScenario:
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InvalidScenario(f"{path / NAME} cannot be read: {error!r}") from error
 
     def named(self, known: Iterable[str]) -> "RunFolder":
         """With a tag that no agent in the store, whose `known` ids these are, has, and no other

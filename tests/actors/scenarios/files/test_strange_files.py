@@ -1,5 +1,6 @@
 """Files that nobody would write on purpose are refused in words, or taken."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from kvactors.actors.scenarios.files.document import MOST_BYTES
 from kvactors.actors.scenarios.files.problems import InvalidScenario
+from kvactors.actors.scenarios.folder import RunFolder
 from kvactors.actors.scenarios.scenario import Scenario
 
 Write = Callable[..., Path]
@@ -131,3 +133,24 @@ def test_a_strange_table_is_refused_or_text(write: Write, table: str, told: str)
             Scenario.load(path)
     else:
         assert Scenario.load(path)
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"version": 2, "scenario": {"word": "of later"}}, "is of a newer version"),
+        ({"version": "1", "scenario": {}}, "cannot be read"),
+        ({"scenario": {}}, "cannot be read: KeyError('version')"),
+        ([], "cannot be read"),
+        ({"version": 1, "scenario": {}, "tag": "", "origin": None, "homes": [1]}, "cannot be read"),
+    ],
+)
+def test_a_run_that_is_none_of_ours_is_told_in_a_line(
+    told: object, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "scenario.json").write_text(json.dumps(told), encoding="utf-8")
+
+    with pytest.raises(InvalidScenario) as refused:
+        RunFolder.read(tmp_path)
+
+    assert f"scenario.json {said}" in str(refused.value)
