@@ -1,13 +1,18 @@
 """Agents whose ledgers were damaged, or deleted outside the server: their clients go on."""
 
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from chats import asked, post
 
 from kvactors.actors import AgentSystem
+from kvactors.actors.frontends.server.identity.index import Index
 from kvactors.actors.frontends.server.web.serve import Server, serve
 from kvactors.actors.testing import FaultyModel
+from kvactors.core.errors import InvalidConfig
 
 
 def damage(store: Path) -> None:
@@ -50,3 +55,38 @@ def test_a_name_whose_agent_knows_another_conversation_is_not(server: Server) ->
     post(server, asked("hello"), **name)
 
     assert post(server, asked("other"), **name).headers["x-kvactors-agent"] != "ann"
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def a_newer_one(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("pragma user_version = 99")
+
+
+def somebody_elses(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("create table agents(name text)")
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (a_folder, "cannot be used: unable to open"),
+        (a_newer_one, "of a newer version"),
+        (somebody_elses, "cannot be used: no such column"),
+    ],
+)
+def test_an_index_that_is_none_is_refused_and_left_as_it_is(
+    tmp_path: Path, made: Callable[[Path], None], said: str
+) -> None:
+    path = tmp_path / "clients.db"
+    made(path)
+
+    with pytest.raises(InvalidConfig, match=rf"clients\.db.* {said}"):
+        Index(path)
+
+    assert path.is_dir() is (made is a_folder)
+    assert not list(tmp_path.glob("*damaged*"))

@@ -14,6 +14,8 @@ __all__ = ["ENDS", "locked", "opened"]
 
 logger = logging.getLogger(__name__)
 
+VERSION = 2
+
 _TABLES = """
 create table if not exists agents(
     agent text primary key, tenant text not null, thread text not null, tools text not null,
@@ -56,11 +58,15 @@ def locked(path: Path) -> FileLock:
 def opened(path: Path | None) -> sqlite3.Connection:
     """The tables in the file `path`, or in memory. A file that is none of SQLite's, or damaged
     anywhere, is set aside: kept responses are lost with it, and so is who knows what, so that
-    conversations are prefilled again by agents that are new."""
+    conversations are prefilled again by agents that are new. Raises InvalidConfig for one that
+    cannot be used."""
     try:
         return _with_tables(path)
-    except sqlite3.OperationalError:
-        raise
+    except sqlite3.OperationalError as error:
+        raise InvalidConfig(
+            f"{path} cannot be used: {error}. Mend that, or move the file away: who is called what,"
+            " which conversation is whose and the kept responses go with it, no agent does"
+        ) from error
     except sqlite3.DatabaseError as error:
         if path is None:
             raise
@@ -78,6 +84,9 @@ def _with_tables(path: Path | None) -> sqlite3.Connection:
     try:
         if path is not None:
             path.chmod(0o600)
+        (version,) = database.execute("pragma user_version").fetchone()
+        if version > VERSION:
+            raise InvalidConfig(f"{path} is of a newer version of kvactors: upgrade this one")
         database.executescript("pragma journal_mode=wal; pragma synchronous=normal;" + _TABLES)
         (found,) = database.execute("pragma quick_check(1)").fetchone()
         if found != "ok":
@@ -114,8 +123,8 @@ def _renew(database: sqlite3.Connection) -> None:
             f"delete from {table} where not exists"
             f" (select 1 from places where places.chain = {table}.chain)"
         )
-    if version < 2:
-        database.execute("pragma user_version = 2")
+    if version < VERSION:
+        database.execute(f"pragma user_version = {VERSION}")
         database.commit()
 
 
