@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections import ChainMap, Counter, defaultdict
-from collections.abc import Callable, Iterable, MutableMapping, Set
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -79,7 +79,9 @@ class DiskUsage:
     """Usage of every key."""
 
     def __init__(self) -> None:
+        # The least recently used first, if they are `ordered`; nothing was used after `newest`.
         self._usage: dict[Key, Usage] = {}
+        self._ordered, self._newest = True, 0.0
         self._holders: Counter[int] = Counter()  # names that each linked inode has here
         self._held: defaultdict[str, Held] = defaultdict(Held)  # by fingerprint
 
@@ -105,7 +107,7 @@ class DiskUsage:
         if before is not None:
             _take(held, before, self._holders)
         if usage is not None:
-            self._usage[key] = usage
+            self._put(key, usage)
             held.agents += usage.tokens > 0
             held.tokens += usage.tokens
             held.size += usage.own
@@ -126,9 +128,9 @@ class DiskUsage:
 
     def touch(self, key: Key) -> None:
         """Make a key the most recently used."""
-        usage = self._usage.get(key)
+        usage = self._usage.pop(key, None)
         if usage is not None:
-            self._usage[key] = replace(usage, last_used=time.time())
+            self._put(key, replace(usage, last_used=time.time()))
 
     def reserve(self, key: Key, change: int) -> None:
         """Count `change` more bytes for a key that is about to be written."""
@@ -172,9 +174,25 @@ class DiskUsage:
                 needed.append(key)
         return needed[::-1]
 
-    def _in_order(self, keep: Set[Key], last: Set[str]) -> list[Key]:
-        free = (key for key in self._usage if key not in keep)
-        return sorted(free, key=lambda key: (key.agent in last, self._usage[key].last_used))
+    def _in_order(self, keep: Set[Key], last: Set[str]) -> Iterator[Key]:
+        if not self._ordered:
+            by_use = sorted(self._usage.items(), key=lambda item: item[1].last_used)
+            self._usage, self._ordered = dict(by_use), True
+        late = []
+        for key in self._usage:
+            if key in keep:
+                continue
+            if key.agent in last:
+                late.append(key)
+            else:
+                yield key
+        yield from late
+
+    def _put(self, key: Key, usage: Usage) -> None:
+        """Behind all others, where it belongs unless it was used before them."""
+        self._ordered = self._ordered and usage.last_used >= self._newest
+        self._newest = max(self._newest, usage.last_used)
+        self._usage[key] = usage
 
 
 def _take(held: Held, usage: Usage, holders: MutableMapping[int, int]) -> None:
