@@ -11,7 +11,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from kvactors.actors.frontends.console.console import out, print_json, printable
+from kvactors.actors.frontends.console.console import out, print_json, print_whole, printable
 from kvactors.actors.frontends.console.key import stored_key
 from kvactors.actors.system.export import readable
 from kvactors.actors.system.system import default_store
@@ -32,6 +32,8 @@ __all__ = [
 
 TOKEN_BYTES = 4
 SHOWN_FINGERPRINT = 8
+# Characters: longer ids and lists of models go on below.
+LONGEST_AT_A_TERMINAL = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +114,15 @@ def show_agents(path: Path | None, *, as_json: bool = False) -> None:
             agents = [_as_json(store, agent) for agent in found]
             print_json({"store": str(root), "kv_bytes": store.kv_size, "agents": agents})
             return
-        table = Table(box=None, pad_edge=False)
+        table = Table(box=None, pad_edge=False, collapse_padding=True)
         for name in ("agent", "models"):
-            table.add_column(name, overflow="fold")
+            most = LONGEST_AT_A_TERMINAL if out.is_terminal else None
+            table.add_column(name, overflow="fold", max_width=most)
         for name in ("turns", "tokens", "bytes", "shared", "last used"):
             table.add_column(name, justify="right", no_wrap=True)
         for agent in found:
             table.add_row(*_row(store, agent))
-        out.print(table)
+        print_whole(table)
         kept = sum(agent.ledger_bytes for agent in found)
         out.print(
             f"\nagents in {printable(str(root))}: {len(found):,}, {decimal(kept)} of ledgers, "

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from rich.text import Text
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "err",
     "out",
     "print_json",
+    "print_whole",
     "printable",
     "progress",
     "read_line",
@@ -54,6 +56,14 @@ def _escaped(character: str) -> str:
 def print_json(found: dict[str, Any]) -> None:
     """One JSON object on stdout, in ASCII: any locale can show it."""
     print(json.dumps(found, indent=2))
+
+
+def print_whole(table: Table) -> None:
+    """A table as wide as its words are: a narrow terminal goes on in the next line, and whoever
+    reads a pipe finds each word in one piece."""
+    endless = out.options.update(max_width=sys.maxsize)
+    table.width = out.measure(table, options=endless).maximum
+    out.print(table, crop=False)
 
 
 def complain(error: BaseException | str) -> None:

@@ -1,8 +1,10 @@
 """Odd names, odd input, odd places: each is shown as it is, or refused in one line."""
 
 import os
+import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,36 @@ def test_a_name_that_looks_like_markup_is_shown_as_it_is(tmp_path: Path, name: s
     assert f"agents in {root}: 0" in run("agents", "--store", root)[1]
     nowhere = tmp_path / "[i]nowhere"
     assert run("agents", "--store", nowhere)[1] == f"No agents are stored in {nowhere}.\n"
+
+
+@pytest.mark.parametrize("columns", ["30", "60", "80"])
+@pytest.mark.parametrize("screen", [{}, {"FORCE_COLOR": "1"}], ids=["pipe", "terminal"])
+def test_an_id_stands_in_one_piece_however_narrow_a_terminal_is(
+    tmp_path: Path, screen: dict[str, str], columns: str
+) -> None:
+    names = ["c-21504aeb5294468e", "c-e5294468e21504ab"]
+    with closing(Store(tmp_path)) as store:
+        put(store, *(kv_save(name, example_segment(0, 40)) for name in names))
+
+    command = ["agents", "--store", str(tmp_path)]
+    shown = CliRunner(env={"COLUMNS": columns, **screen}).invoke(app, command).stdout.splitlines()
+
+    listed = [line for line in shown if line.startswith("c-")]
+    assert [line.split()[0] for line in listed] == names
+    assert all(re.search(r":\d\d$", line.rstrip()) for line in listed)
+
+
+def test_an_id_that_is_longer_than_a_line_leaves_the_others_their_columns(tmp_path: Path) -> None:
+    with closing(Store(tmp_path)) as store:
+        put(store, *(kv_save(name, example_segment(0, 40)) for name in ("bob", "x" * 200)))
+
+    def lines(**screen: str) -> list[str]:
+        command = ["agents", "--store", str(tmp_path)]
+        return CliRunner(env=screen).invoke(app, command).stdout.splitlines()
+
+    assert "x" * 200 in "".join(lines())
+    assert max(map(len, lines(FORCE_COLOR="1", COLUMNS="80"))) < 200
+    assert "".join(line.split()[0] for line in lines(FORCE_COLOR="1") if "xx" in line) == "x" * 200
 
 
 def test_a_home_in_the_environment_is_the_same_for_programs_and_commands(
