@@ -100,9 +100,10 @@ def _repeated(cut: list[StoredTurn], added: list[StoredTurn]) -> int:
 
 
 def show_agents(path: Path | None, *, as_json: bool = False) -> None:
-    """A table of everything stored, or one JSON object."""
+    """A table of everything stored, or one JSON object. Raises InvalidConfig for a `path` where no
+    folder is: only the default one may not be there yet."""
     root = expanded(path or default_store())
-    if not _holds_agents(root):
+    if not _holds_agents(root) and (path is None or root.is_dir()):
         if as_json:
             print_json({"store": str(root), "kv_bytes": 0, "agents": []})
         else:

@@ -102,19 +102,33 @@ def test_a_rewound_agent_is_shown_as_it_is_now(tmp_path: Path) -> None:
     assert line.split()[2:4] == ["2", str(tokens)]
 
 
-def test_looking_makes_no_store(tmp_path: Path) -> None:
-    status, out, _ = run("agents", "--store", tmp_path / "none")
-
-    assert (status, "No agents are stored" in out) == (0, True)
-    assert not (tmp_path / "none").exists()
-
-
 def one_line(status: int, err: str) -> str:
     assert status == 2
     assert "Traceback" not in err
     (line,) = err.strip().splitlines()
     assert line.startswith("error: ")
     return line
+
+
+def test_looking_makes_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVACTORS_HOME", str(tmp_path / "none"))
+
+    assert run("agents") == (0, f"No agents are stored in {tmp_path / 'none'}.\n", "")
+    assert run("agents", "--store", tmp_path)[0] == 0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("json", [[], ["--json"]])
+@pytest.mark.parametrize("name", ["nowhere", "a file", "a file/sub"])
+def test_a_store_that_was_named_and_is_not_there_is_one_line_and_status_2(
+    tmp_path: Path, name: str, json: list[str]
+) -> None:
+    (tmp_path / "a file").write_text("no store")
+
+    status, out, err = run("agents", *json, "--store", tmp_path / name)
+
+    assert f"no agents are stored in {tmp_path / name}" in one_line(status, err)
+    assert out == ""
 
 
 def test_an_unknown_agent_is_one_line_and_status_2(store: Path) -> None:

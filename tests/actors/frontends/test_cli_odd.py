@@ -37,8 +37,9 @@ def test_a_name_that_looks_like_markup_is_shown_as_it_is(tmp_path: Path, name: s
     assert name.split()[0] in run("agents", "--store", root)[1]
     assert run("store", "rm", name, "--store", root) == (0, f"{name} is forgotten.\n", "")
     assert f"agents in {root}: 0" in run("agents", "--store", root)[1]
-    nowhere = tmp_path / "[i]nowhere"
-    assert run("agents", "--store", nowhere)[1] == f"No agents are stored in {nowhere}.\n"
+    empty = tmp_path / "[i]empty"
+    empty.mkdir()
+    assert run("agents", "--store", empty)[1] == f"No agents are stored in {empty}.\n"
 
 
 @pytest.mark.parametrize("columns", ["30", "60", "80"])

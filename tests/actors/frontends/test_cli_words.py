@@ -102,7 +102,7 @@ def test_numbers_have_separators(store: Path) -> None:
     assert " (1,2" in run("inspect", NAME, "--store", store)[1]
 
 
-def test_agents_as_json(store: Path) -> None:
+def test_agents_as_json(store: Path, tmp_path: Path) -> None:
     status, out, _ = run("agents", "--json", "--store", store)
 
     found = json.loads(out)
@@ -111,7 +111,7 @@ def test_agents_as_json(store: Path) -> None:
     assert (status, agent["agent"], agent["turns"], agent["problem"]) == (0, NAME, 3, None)
     assert agent["tokens"] >= kv["tokens"] > 1200
     assert found["kv_bytes"] == kv["bytes"] > agent["ledger_bytes"] > 1200
-    assert json.loads(run("agents", "--json", "--store", store / "none")[1])["agents"] == []
+    assert json.loads(run("agents", "--json", "--store", tmp_path)[1])["agents"] == []
 
 
 def test_a_transcript_as_json(store: Path) -> None:
