@@ -21,7 +21,13 @@ from kvactors.actors.frontends.console.key import stored_key
 from kvactors.actors.system.system import AgentSystem, default_store
 from kvactors.actors.turns.reply import Reply
 from kvactors.actors.turns.stream import ReplyStream
-from kvactors.core.errors import EngineDied, InvalidInput, KvactorsError, SystemStopped
+from kvactors.core.errors import (
+    EngineDied,
+    InvalidInput,
+    KvactorsError,
+    SystemPromptMismatch,
+    SystemStopped,
+)
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.persistence.files.home import expanded
 from kvactors.persistence.files.naming import MANIFEST_NAME, encode_agent_id
@@ -78,7 +84,7 @@ class Chat:
         self._bar = bar
         self._shown = 0
         self.well = True
-        self._agent: Agent = system.spawn(agent_id, system_prompt)
+        self._agent: Agent = _spawned(system, agent_id, system_prompt)
 
     def greet(self, root: Path) -> None:
         """Say who is there, and whether its KV is."""
@@ -167,6 +173,18 @@ class Chat:
             self._bar.close()
             _write(piece.text)
             self._shown += len(piece.text)
+
+
+def _spawned(system: AgentSystem, agent_id: str, system_prompt: str | None) -> Agent:
+    """An agent, new or known. Raises SystemPromptMismatch, which names the option."""
+    try:
+        return system.spawn(agent_id, system_prompt)
+    except SystemPromptMismatch as error:
+        own = system.spawn(agent_id).system_prompt
+        has = "no system prompt" if own is None else f"the system prompt {own!r}"
+        raise SystemPromptMismatch(
+            f"{agent_id!r} is known, and has {has}: leave --system out, or /forget it first"
+        ) from error
 
 
 def _read_line() -> str | None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from kvactors.actors.frontends.console.options import folder, refuse
+from kvactors.actors.frontends.console.options import folder, new_file, refuse
 
 __all__ = ["FormatName", "Json", "Model", "StoreDir", "commands", "text"]
 
@@ -61,7 +61,9 @@ def inspect(agent: AgentId, store: StoreDir = None, *, json: Json = False) -> No
 @commands.command("export")
 def export_agent(
     agent: AgentId,
-    file: Annotated[Path, typer.Argument(help="The file to make; it must not exist.")],
+    file: Annotated[
+        Path, typer.Argument(parser=new_file, help="The file to make; it must not exist.")
+    ],
     form: Annotated[FormatName, typer.Option("--format", help="What to write.")] = "archive",
     model: Annotated[
         str | None,

@@ -134,6 +134,25 @@ def test_options_say_how_replies_are_decoded(tmp_path: Path) -> None:
     assert "max_tokens must be at least 1" in refused.stderr
 
 
+def test_another_system_prompt_for_a_known_agent_is_refused_by_the_name_of_the_option(
+    tmp_path: Path,
+) -> None:
+    def said(agent: str, *options: str) -> str:
+        command = ["chat", "--store", str(tmp_path), "--agent", agent, *options]
+        return CliRunner().invoke(app, command, input="hello\n").stderr.splitlines()[-1]
+
+    said("plain")
+    said("terse", "--system", "Be brief.")
+
+    instead = ": leave --system out, or /forget it first"
+    assert said("plain", "--system", "Be kind.") == (
+        f"error: 'plain' is known, and has no system prompt{instead}"
+    )
+    assert said("terse", "--system", "Be kind.").endswith(
+        f"has the system prompt 'Be brief.'{instead}"
+    )
+
+
 @pytest.mark.parametrize("failing", ["/nonsense", "too long " * 40_000])
 def test_a_line_that_was_piped_and_failed_makes_the_status_1_and_the_others_go_on(
     tmp_path: Path, failing: str

@@ -143,7 +143,9 @@ def test_a_picture_of_no_form_is_refused_before_anything_is_told(tmp_path: Path,
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("option", ["demo --trace", "stress --report", "bench --json"])
+@pytest.mark.parametrize(
+    "option", ["demo --trace", "stress --report", "bench --json", "export bob"]
+)
 def test_a_file_that_cannot_be_written_is_refused_before_any_work(
     tmp_path: Path, option: str
 ) -> None:

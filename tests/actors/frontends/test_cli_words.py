@@ -177,7 +177,7 @@ def test_options_that_would_do_nothing_are_refused_before_any_work(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "command", ["stress --report", "demo --plot", "demo --trace", "bench --json"]
+    "command", ["stress --report", "demo --plot", "demo --trace", "bench --json", "export bob"]
 )
 def test_a_file_that_cannot_be_written_in_the_end_is_refused_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
