@@ -16,7 +16,7 @@ from kvactors.actors.frontends.console.key import stored_key
 from kvactors.actors.system.export import readable
 from kvactors.actors.system.system import default_store
 from kvactors.core.errors import InvalidAgentId, InvalidConfig
-from kvactors.persistence.errors import LedgerUnreadable, NewerFormat
+from kvactors.persistence.errors import LedgerUnreadable, NewerFormat, StoreLocked
 from kvactors.persistence.files.home import expanded
 from kvactors.persistence.store.store import Store, StoredAgent
 
@@ -225,14 +225,21 @@ def _holds_agents(root: Path) -> bool:
 
 @contextmanager
 def opened(path: Path | None) -> Iterator[Store]:
-    """The store, locked while it is used. Raises InvalidConfig where there is none.
+    """The store, locked while it is used. Raises InvalidConfig where there is none, and where
+    another process has it, with what shows it then.
 
     Looking must not make a store: opening one would.
     """
     root = expanded(path or default_store())
     if not _holds_agents(root):
         raise InvalidConfig(f"no agents are stored in {root}: name a store with --store")
-    store = Store(root, max_disk=None, encryption_key=stored_key())
+    try:
+        store = Store(root, max_disk=None, encryption_key=stored_key())
+    except StoreLocked as error:
+        raise InvalidConfig(
+            f"{error}; while it runs, `kvactors top --store {root}` shows what it does, and of a "
+            "server the page and GET /agents do"
+        ) from error
     try:
         yield store
     finally:

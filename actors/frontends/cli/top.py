@@ -3,7 +3,7 @@
 import json
 import socket
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ from kvactors.actors.frontends.console.console import out, printable
 from kvactors.actors.system.observe.monitor import socket_path
 from kvactors.actors.system.system import default_store
 from kvactors.core.errors import SystemStopped
-from kvactors.persistence.errors import StorageError
+from kvactors.persistence.errors import StorageError, StoreLocked
 from kvactors.persistence.files.atomic import Files
 from kvactors.persistence.files.home import expanded
-from kvactors.persistence.files.lock import StoreLock
+from kvactors.persistence.files.lock import LOCK_NAME, StoreLock
 
 __all__ = ["run_top"]
 
@@ -67,12 +67,10 @@ def _connect(root: Path) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(PATIENCE)
     try:
-        path = socket_path(root)
-        connection.connect(str(path))
-    except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError) as error:
+        connection.connect(str(socket_path(root)))
+    except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
         connection.close()
-        if isinstance(error, ConnectionRefusedError):
-            _remove(path, root)
+        _look_who_has_it(root)
         raise _nobody(root) from None
     except BaseException:
         connection.close()
@@ -80,12 +78,23 @@ def _connect(root: Path) -> socket.socket:
     return connection
 
 
-def _remove(path: Path, root: Path) -> None:
-    """Remove the socket of a process that was killed: one that runs holds the lock."""
-    with suppress(StorageError, OSError):
+def _look_who_has_it(root: Path) -> None:
+    """Raise SystemStopped if a process has the store, and no socket yet. That of a process that was
+    killed is removed: one that runs holds the lock."""
+    if not (root / LOCK_NAME).exists():
+        return  # Looking makes none.
+    try:
         lock = StoreLock(root, Files())
-        path.unlink(missing_ok=True)
+        socket_path(root).unlink(missing_ok=True)
         lock.release()
+    except StoreLocked as error:
+        holder = f"process {error.pid}" if error.pid else "another process"
+        raise SystemStopped(
+            f"{holder} has the store {root} open, and nothing to show yet: it is loading a model, "
+            "or is a command at work"
+        ) from None
+    except (StorageError, OSError):
+        return
 
 
 def _snapshots(connection: socket.socket, root: Path) -> Iterator[Snapshot]:

@@ -179,7 +179,9 @@ def test_a_store_locked_by_another_process_is_named_with_its_pid(store: Path) ->
         status, _, err = run("agents", "--store", store)
         holder.communicate()
 
-    assert str(holder.pid) in one_line(status, err)
+    said = one_line(status, err)
+    assert f"process {holder.pid}" in said
+    assert f"`kvactors top --store {store}` shows what it does" in said
 
 
 def test_a_missing_model_is_one_line_and_status_2(tmp_path: Path) -> None:

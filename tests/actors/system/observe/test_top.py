@@ -28,6 +28,13 @@ with AgentSystem(tiny_llama(), store=sys.argv[1]):
     print("ready", flush=True)
     signal.pause()
 """
+HOLDER = """
+import sys
+from kvactors.persistence.store.store import Store
+store = Store(sys.argv[1])
+print("open", flush=True)
+sys.stdin.read()
+"""
 
 
 # -- the command ---------------------------------------------------------------------------
@@ -101,6 +108,28 @@ def test_without_a_running_system_one_line_says_so(tmp_path: Path, made: bool) -
     assert result.exit_code == 2
     assert result.stderr == f"error: no system is running with the store {store}\n"
     assert store.exists() == made
+
+
+@pytest.mark.parametrize("stale", [True, False], ids=["stale socket", "no socket"])
+def test_a_process_that_has_the_store_and_shows_nothing_yet_is_named(
+    tmp_path: Path, stale: bool
+) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        if stale:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:
+                left.bind(str(socket_path(tmp_path)))
+        result = top(tmp_path, "--once")
+        process.communicate()
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: process {process.pid} has the store {tmp_path} open")
+    assert "it is loading" in result.stderr
+    assert "no system is running" in top(tmp_path, "--once").stderr
 
 
 def test_the_socket_of_a_killed_process_is_removed_and_used_again(
