@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LEAST_SEED",
     "MOST_SEED",
+    "MOST_WHOLE",
     "Filters",
     "Sampling",
     "draw",

@@ -174,6 +174,31 @@ def test_what_nobody_understands_is_refused_as_before(
     assert httpx.post(f"{server.url}/v1/{path}", json=body, timeout=WAIT).status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", CHAT),
+        ("completions", {"prompt": "hello", "max_tokens": 4}),
+        ("responses", RESPONSE),
+        ("messages", MESSAGE),
+    ],
+)
+def test_sampling_that_the_engine_has_is_not_ignored(
+    server: Server, path: str, body: dict[str, Any]
+) -> None:
+    own = {"top_k": 40, "min_p": 0.1, "repetition_penalty": 1.1}
+    wrong = {"top_k": -1, "min_p": 1.5, "repetition_penalty": 0}
+
+    answer = httpx.post(f"{server.url}/v1/{path}", json=body | own, timeout=WAIT)
+
+    assert answer.status_code == 200, answer.text
+    assert "x-kvactors-ignored" not in answer.headers
+    for field, value in wrong.items():
+        refused = httpx.post(f"{server.url}/v1/{path}", json=body | {field: value}, timeout=WAIT)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"].startswith(f"{field}: ")
+
+
 def test_a_full_context_is_told_so_that_each_client_compacts(server: Server) -> None:
     long = [{"role": "user", "content": "word " * 400_000}]
 

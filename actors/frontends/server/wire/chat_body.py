@@ -20,12 +20,11 @@ from kvactors.actors.frontends.server.exchange.inquiry import (
 from kvactors.actors.frontends.server.wire.asking import client_of
 from kvactors.actors.frontends.server.wire.errors import refused
 from kvactors.actors.frontends.server.wire.reading import (
-    Body,
+    Drawn,
     Listed,
     Seed,
     Stops,
     name_of,
-    nucleus,
     of_provider,
 )
 from kvactors.core.schedule.sampling import Sampling
@@ -44,7 +43,7 @@ _MODES: dict[str | None, Literal["auto", "none", "required"]] = {
 }
 
 
-class ChatBody(Body):
+class ChatBody(Drawn):
     """A chat completion's body; what is not here is ignored."""
 
     messages: Listed[dict[str, Any]] = Field(min_length=1)
@@ -62,8 +61,6 @@ class ChatBody(Body):
     seed: Seed | None = None
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, ge=0, le=1)
     prompt_cache_key: str | None = None
     promptCacheKey: str | None = None
 
@@ -75,8 +72,7 @@ def inquiry_of(request: Request, body: ChatBody) -> Inquiry:
     choice, allowed = _tool_choice(body.tool_choice)
     sampling = Sampling(
         max_tokens=body.max_completion_tokens or body.max_tokens or MOST_TOKENS,
-        temperature=body.temperature if body.temperature is not None else 1.0,
-        top_p=nucleus(body.top_p),
+        **body.filters(),
         # Without a seed the same question has another answer; with one, whoever is asked.
         seed=secrets.randbits(31) if body.seed is None else body.seed,
         seed_alone=True,

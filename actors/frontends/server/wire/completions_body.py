@@ -10,7 +10,7 @@ from pydantic import Field
 from kvactors.actors.frontends.server.exchange.completion import Completion
 from kvactors.actors.frontends.server.exchange.inquiry import Client
 from kvactors.actors.frontends.server.wire.errors import refused
-from kvactors.actors.frontends.server.wire.reading import Body, Seed, Stops, nucleus
+from kvactors.actors.frontends.server.wire.reading import Drawn, Seed, Stops
 from kvactors.core.schedule.logprobs import MOST_LIKELIEST
 from kvactors.core.schedule.sampling import Sampling
 
@@ -22,7 +22,7 @@ MOST_TEXTS = 1024
 USUAL_TOKENS = 16
 
 
-class CompletionBody(Body):
+class CompletionBody(Drawn):
     """A text completion's body; what is not here is ignored."""
 
     prompt: Any
@@ -36,8 +36,6 @@ class CompletionBody(Body):
     seed: Seed | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, ge=0, le=1)
 
 
 def asked_of(body: CompletionBody, client: Client) -> list[Completion]:
@@ -67,8 +65,7 @@ def _sampling(body: CompletionBody) -> Sampling:
     return Sampling(
         # None at all is no answer, and no number of tokens.
         max_tokens=USUAL_TOKENS if body.max_tokens is None else max(1, body.max_tokens),
-        temperature=body.temperature if body.temperature is not None else 1.0,
-        top_p=nucleus(body.top_p),
+        **body.filters(),
         seed=secrets.randbits(31) if body.seed is None else body.seed,
         top_logprobs=body.logprobs,
         prompt_logprobs=bool(body.echo) and body.logprobs is not None,

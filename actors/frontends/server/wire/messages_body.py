@@ -17,7 +17,7 @@ from kvactors.actors.frontends.server.exchange.inquiry import (
 )
 from kvactors.actors.frontends.server.wire.asking import client_of
 from kvactors.actors.frontends.server.wire.errors import refused
-from kvactors.actors.frontends.server.wire.reading import Body, Listed, Stops, name_of, nucleus
+from kvactors.actors.frontends.server.wire.reading import Body, Drawn, Listed, Stops, name_of
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["CountBody", "MessagesBody", "inquiry_of", "skipped"]
@@ -54,15 +54,12 @@ class CountBody(Body):
     tool_choice: dict[str, Any] | None = None
 
 
-class MessagesBody(CountBody):
+class MessagesBody(CountBody, Drawn):
     """A request for a message; what is not here is ignored."""
 
     max_tokens: int = Field(ge=1)
     stream: bool | None = None
     stop_sequences: Stops | None = None
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=0)
     output_config: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
 
@@ -121,9 +118,7 @@ def skipped(body: CountBody) -> list[str]:
 def _sampling(body: MessagesBody) -> Sampling:
     return Sampling(
         max_tokens=body.max_tokens,
-        temperature=body.temperature if body.temperature is not None else 1.0,
-        top_p=nucleus(body.top_p),
-        top_k=body.top_k or 0,
+        **body.filters(),
         stop=tuple(text for text in body.stop_sequences or () if text),
     )
 

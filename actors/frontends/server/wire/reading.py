@@ -14,16 +14,16 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, Validat
 from pydantic_core import core_schema
 
 from kvactors.actors.frontends.server.wire.errors import Failure, refused
-from kvactors.core.schedule.sampling import LEAST_SEED, MOST_SEED
+from kvactors.core.schedule.sampling import LEAST_SEED, MOST_SEED, MOST_WHOLE
 
 __all__ = [
     "Body",
+    "Drawn",
     "Listed",
     "Seed",
     "Stops",
     "content_of",
     "name_of",
-    "nucleus",
     "of_provider",
     "record_of",
 ]
@@ -68,10 +68,23 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="allow", strict=False)
 
 
-def nucleus(top_p: float | None) -> float:
-    """The `top_p` of a body in the engine's words, to whom 0 says that there is none: clients mean
-    the narrowest."""
-    return 1.0 if top_p is None else max(top_p, sys.float_info.epsilon)
+class Drawn(Body):
+    """A body that says how tokens are drawn, within the bounds of `Sampling`."""
+
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=0, le=MOST_WHOLE)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, allow_inf_nan=False)
+
+    def filters(self) -> dict[str, Any]:
+        """These in the engine's words, but for those that are left out; a temperature is 1 then."""
+        given = {name: getattr(self, name) for name in Drawn.model_fields}
+        found = {"temperature": 1.0} | {k: v for k, v in given.items() if v is not None}
+        if "top_p" in found:
+            # To the engine 0 says that there is none: clients mean the narrowest.
+            found["top_p"] = max(found["top_p"], sys.float_info.epsilon)
+        return found
 
 
 def record_of(raw: bytes, kind: type[_B]) -> _B:

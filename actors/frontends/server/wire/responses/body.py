@@ -23,10 +23,9 @@ from kvactors.actors.frontends.server.wire.asking import client_of
 from kvactors.actors.frontends.server.wire.chat_body import MOST_TOKENS, mode_of
 from kvactors.actors.frontends.server.wire.errors import refused
 from kvactors.actors.frontends.server.wire.reading import (
-    Body,
+    Drawn,
     Listed,
     name_of,
-    nucleus,
     of_provider,
 )
 from kvactors.actors.frontends.server.wire.responses.items import Item, listed, messages_of, unsaid
@@ -38,7 +37,7 @@ _REPLACED = "From here on these instructions stand in place of the earlier ones:
 _LOGPROBS = "message.output_text.logprobs"
 
 
-class ResponseBody(Body):
+class ResponseBody(Drawn):
     """A response's body; what is not here is ignored."""
 
     input: str | Listed[Any] | None = None
@@ -56,8 +55,6 @@ class ResponseBody(Body):
     include: Listed[str] | None = None
     metadata: dict[str, Any] | None = None
     max_output_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, ge=0, le=1)
     top_logprobs: int | None = Field(None, ge=0, le=20)
     prompt_cache_key: str | None = None
 
@@ -95,8 +92,7 @@ def inquiry_of(request: Request, body: ResponseBody, past: Past) -> Inquiry:
         parallel=body.parallel_tool_calls is not False,
         sampling=Sampling(
             max_tokens=body.max_output_tokens or MOST_TOKENS,
-            temperature=body.temperature if body.temperature is not None else 1.0,
-            top_p=nucleus(body.top_p),
+            **body.filters(),
         ),
         form=_form((body.text or {}).get("format")),
         top_logprobs=(body.top_logprobs or 0) if wanted else None,
