@@ -4,10 +4,13 @@ import sqlite3
 from pathlib import Path
 from typing import Literal
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvactors.actors.frontends.server.exchange.inquiry import Client, Inquiry, Message
+from kvactors.actors.frontends.server.exchange.events import Reuse
+from kvactors.actors.frontends.server.exchange.inquiry import Client, Inquiry, Message, Role
+from kvactors.actors.frontends.server.identity.canonical import canonical
 from kvactors.actors.frontends.server.identity.conversation import read
 from kvactors.actors.frontends.server.identity.index import SOME, Index, Known, Place
 from kvactors.actors.frontends.server.identity.resolve import Resolver
@@ -150,3 +153,49 @@ def test_who_ends_where_is_known_of_an_index_of_before(tmp_path: Path) -> None:
     assert [place.turns for place in found] == [3, 2, 1]
     assert [place.turns for place in found if place.last] == [3]
     again.close()
+
+
+def chat(*texts: str, last: Role = "user") -> Inquiry:
+    """A conversation of these texts; who says the `last` one."""
+    *said, end = texts
+    return Inquiry((*(Message("user", text) for text in said), Message(last, end)))
+
+
+def reused(asked: Inquiry, *known: Inquiry) -> Reuse:
+    """How a conversation is matched where others are `known`."""
+    index = Index(None)
+    for number, inquiry in enumerate(known):
+        found = read(inquiry, (), None)
+        chains = (found.before, *found.hashes)
+        name = f"agent {number}"
+        knows(index, name, "", *(Place(h, name, n, "", "{}") for n, h in enumerate(chains)))
+        index.note_said(chains, [canonical(message) for message in found.said])
+    plan = Resolver(index, (), lambda _: "within").plan(asked, set())
+    index.close()
+    return plan.reuse
+
+
+def test_who_begins_as_nobody_does_is_new_and_differs_from_nobody() -> None:
+    reuse = reused(chat("What is my cat called?"), chat("Peter lives in Rome."))
+
+    assert reuse == Reuse("new")
+
+
+@pytest.mark.parametrize(
+    ("asked", "miss"),
+    [
+        (chat("My cat", "Bye"), "message 0, character 3: 'cat' instead of 'dog'"),
+        (chat("My dog", "Bye"), "message 1, character 0: 'Bye' instead of 'Say 0.'"),
+        (chat("My dog", "Say 1."), "message 1, character 4: '1.' instead of '0.'"),
+        (chat("My dog", "Say 0. Go on"), "message 1, character 6: ' Go on' instead of ''"),
+        (chat("My dog", 'Say "1."'), "message 1, character 4: '\"1.\"' instead of '0.'"),
+        (
+            chat("My dog", "Say 0.", last="system"),
+            "message 1, character 6: 'system' instead of 'user'",
+        ),
+    ],
+)
+def test_a_difference_is_told_by_its_place_in_the_text_of_who_is_nearest(
+    asked: Inquiry, miss: str
+) -> None:
+    assert reused(asked, chat("My dog", "Say 0."), chat("Peter", "Say 0.")).miss == miss

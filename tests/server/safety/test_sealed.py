@@ -39,7 +39,7 @@ def test_the_index_of_an_encrypted_store_has_nothing_in_the_clear(
             temperature=0,
         )
         other = client.responses.with_raw_response.create(
-            model="any", input="The oak", max_output_tokens=4
+            model="any", input="the oak", max_output_tokens=4
         )
         client.responses.create(
             model="any", input="hello", instructions=f"Dig.\n\n{BRANCH}", max_output_tokens=4
@@ -48,6 +48,6 @@ def test_the_index_of_an_encrypted_store_has_nothing_in_the_clear(
 
     assert SECRET in str(given)
     assert again.status == "incomplete"
-    assert "the treasu" in other.headers["x-kvactors-miss"]
+    assert "'treasure l'" in other.headers["x-kvactors-miss"]
     for secret in (SECRET, BRANCH):
         assert any(secret.encode() in content for content in files) is not encrypted

@@ -31,7 +31,8 @@ Reason = Literal["stop", "length", "calls", "cancelled"]
 class Reuse:
     """How a request was matched, for headers, the log and metrics. `kept` names the rules by which
     the ledger's own text stands in place of what was sent; `miss` says where the conversation first
-    differs from the nearest one known, with ten characters of both sides, "" if it goes on one."""
+    differs from the nearest one known, with ten characters of both sides, "" if it goes on one or
+    begins as none does."""
 
     how: Literal["new", "goes on", "forked", "again", "attached"]
     kept: tuple[str, ...] = ()

@@ -17,11 +17,13 @@ from typing import Any
 import xxhash
 
 from kvactors.actors.frontends.server.exchange.inquiry import Call, Message, Tool
+from kvactors.core.conversation.hashing import common_prefix
 
 __all__ = [
     "beginning",
     "canonical",
     "chains",
+    "difference",
     "in_order",
     "new_call_id",
     "prompt_mark",
@@ -29,6 +31,8 @@ __all__ = [
 ]
 
 _GIVEN = "call_kv"
+# Of a differing place, on both sides.
+_SHOWN = 10
 # Made once: json.dumps makes one for each message of a conversation.
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 _GIVEN_ID = re.compile(_GIVEN + r"[0-9a-f]{24}$")
@@ -49,6 +53,16 @@ def canonical(message: Message) -> str:
     if message.role == "tool":
         said.append(message.call_id)
     return _ENCODER.encode(said)
+
+
+def difference(ours: str, theirs: str) -> tuple[int, str]:
+    """At which character of their texts two messages differ, as they are compared, and some of
+    both sides there: of their roles, if the texts are the same."""
+    (role, text), (other, known) = _spoken(ours), _spoken(theirs)
+    at = common_prefix(text, known)
+    if text == known:
+        return at, f"{role!r} instead of {other!r}"
+    return at, f"{text[at : at + _SHOWN]!r} instead of {known[at : at + _SHOWN]!r}"
 
 
 def beginning(tenant: str) -> bytes:
@@ -92,6 +106,12 @@ def tool_marks(tools: Iterable[Tool]) -> dict[str, str]:
         )
         for tool in tools
     }
+
+
+def _spoken(said: str) -> tuple[str, str]:
+    """The role and the text of a message, as it is compared; its calls stand behind the text."""
+    role, *parts = json.loads(said)
+    return role, "".join(part if isinstance(part, str) else _sorted(part) for part in parts)
 
 
 def _call(call: Call) -> list[str]:

@@ -14,18 +14,14 @@ from typing import Literal
 from kvactors.actors.errors import AgentNotStored
 from kvactors.actors.frontends.server.exchange.events import Reuse
 from kvactors.actors.frontends.server.exchange.inquiry import Client, Inquiry, Message
-from kvactors.actors.frontends.server.identity.canonical import canonical, prompt_mark
+from kvactors.actors.frontends.server.identity.canonical import canonical, difference, prompt_mark
 from kvactors.actors.frontends.server.identity.conversation import Conversation, read
 from kvactors.actors.frontends.server.identity.index import Index, Known, Place, unnamed
 from kvactors.actors.frontends.server.identity.plan import Plan
 from kvactors.actors.frontends.server.identity.rules import Rule, standing_rules
-from kvactors.core.conversation.hashing import common_prefix
 from kvactors.core.errors import InvalidInput
 
 __all__ = ["Resolver", "Stands"]
-
-# Of a differing place, on both sides.
-_SHOWN = 10
 
 Stands = Callable[[Place], Literal["no", "within", "end"]]
 """Whether a place is where it was: not, within what its agent remembers, or at its end."""
@@ -135,7 +131,10 @@ class Resolver:
         elif not waiting and not alone:
             parent = self._relative(client, mine)
         mine = replace(mine, tools=_tools_of(conversation.tools))
-        anew = conversation, tell, told, begins, Reuse("forked" if parent else "new", kept, miss)
+        # Who begins with the same words has them; without any there is nothing to have.
+        forked = parent and (twin is None or conversation.system or conversation.tools)
+        reuse = Reuse("forked" if forked else "new", kept, miss)
+        anew = conversation, tell, told, begins, reuse
         return Plan(mine, parent, 0, 0, *anew, fresh=not waiting, alike=twin is not None)
 
     def _nearest(
@@ -248,7 +247,8 @@ class Resolver:
         return ""
 
     def _miss(self, conversation: Conversation, place: Place | None) -> str:
-        """Where the conversation leaves what is known, with some characters of both sides."""
+        """Where the conversation leaves what is known, with some characters of both sides: none,
+        where it begins as nobody's does."""
         if place is None:
             matched, last = 0, conversation.before
         else:
@@ -256,13 +256,11 @@ class Resolver:
         if matched == len(conversation.said):
             return ""
         ours = canonical(conversation.said[matched])
-        best = ""
-        for theirs in self._index.said_behind(last):
-            at = common_prefix(ours, theirs)
-            if at < min(len(ours), len(theirs)):
-                shown = f"{ours[at : at + _SHOWN]!r} instead of {theirs[at : at + _SHOWN]!r}"
-                best = f"message {matched}, character {at}: {shown}"
-        return best
+        others = [theirs for theirs in self._index.said_behind(last) if theirs != ours]
+        at, shown = max((difference(ours, theirs) for theirs in others), default=(0, ""))
+        if not shown or (place is None and at == 0):
+            return ""
+        return f"message {matched}, character {at}: {shown}"
 
 
 def _tools_of(tools: dict[str, str]) -> str:
