@@ -119,8 +119,6 @@ class AgentActor(SystemActor):
             self._end()
             ask.ticket.reject(failure)
             return
-        if self.context_policy == "refuse" and not self._warned:
-            self._warned = warn_if_nearly_full(request, self.services.model.spec.context)
         log_prompt(request, running.draft, with_text=self.services.log_text)
         self._running = running
         self.actor_inbox.open_to_prompts = False
@@ -199,6 +197,9 @@ class AgentActor(SystemActor):
             named = ask.turn.request_id
             record = self.transcript.extend(turns, draft.keep, draft.system_prompt, named)
             self.services.save(self.agent_id, record, ask.ticket, finished.exported)
+            if self.context_policy == "refuse" and not self._warned:
+                context = self.services.model.spec.context
+                self._warned = warn_if_nearly_full(self.agent_id, self.transcript, context)
         else:
             ask.ticket.keep_nothing()
         self._end()

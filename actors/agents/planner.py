@@ -14,7 +14,6 @@ from kvactors.actors.agents.request_builder import (
     make_choices,
     make_draft,
     make_request,
-    most_tokens,
 )
 from kvactors.actors.turns.messages_agent import Ask, CancelTurn
 from kvactors.actors.turns.options import TurnOptions
@@ -206,17 +205,17 @@ def _tokens(turns: Sequence[Turn]) -> int:
     return sum(len(turn.token_ids) for turn in turns)
 
 
-def warn_if_nearly_full(request: Request, context: int) -> bool:
-    """Warn if a turn may fill most of the context; whether it may."""
-    most = most_tokens(request)
-    if most < WARN_AT * context:
+def warn_if_nearly_full(agent_id: str, transcript: Transcript, context: int) -> bool:
+    """Warn if an agent's `transcript` fills most of the `context`; whether it does. Not of what a
+    turn may say: clients set limits of far more than it does."""
+    tokens = _tokens(transcript.turns)
+    if tokens < WARN_AT * context:
         return False
     logger.warning(
-        "agent %r may use %d of %d tokens of context (%d %%): further turns will be refused "
-        "at the end",
-        request.agent_id,
-        most,
+        "agent %r has %d of %d tokens of context (%d %%): further turns will be refused at the end",
+        agent_id,
+        tokens,
         context,
-        100 * most // context,
+        100 * tokens // context,
     )
     return True

@@ -48,7 +48,6 @@ __all__ = [
     "make_choices",
     "make_draft",
     "make_request",
-    "most_tokens",
     "retokenized_tokens",
 ]
 
@@ -235,11 +234,6 @@ def retokenized_tokens(transcript: Transcript, draft: Draft) -> int:
     """Tokens of the draft's turns that another tokenizer made."""
     turns = (*transcript.turns[: draft.keep], *draft.turns)
     return sum(len(turn.token_ids) for turn in turns if turn.source)
-
-
-def most_tokens(request: Request) -> int:
-    """Tokens that the transcript may have when the turn ends."""
-    return request.prompt + (request.sampling.max_tokens if request.generate else 0)
 
 
 def _shared_beginning(

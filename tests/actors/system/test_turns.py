@@ -3,6 +3,7 @@
 import logging
 import threading
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ from makers import OpenSystem
 
 from kvactors.actors import AgentSystem, Sampling, TurnFailed, TurnTimeout
 from kvactors.actors.runtime.deterministic import VirtualTimer
+from kvactors.actors.testing import PuppetModel, use_puppet
 from kvactors.core.errors import KvactorsError, SystemStopped
 from kvactors.core.testing.models import Faulty, PlainTokenizer, grid, snap_to_grid, tiny_model
 
 SHORT = Sampling(max_tokens=8)
+LONG = Sampling(max_tokens=420)
 WAIT = 60
 
 
@@ -266,3 +269,17 @@ def test_a_full_context_is_refused_with_the_numbers_and_warned_of_before(
         alice.ask([1] * 3, sampling=SHORT).get(timeout=WAIT)
 
     assert "of 40 tokens of context" in caplog.text
+
+
+def test_a_limit_that_an_answer_does_not_need_is_no_use_of_the_context(
+    open_system: OpenSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    puppet = PuppetModel(["Yes.", "Yes, " * 200])
+    system = open_system(puppet, prepare=partial(use_puppet, puppet=puppet), context=500)
+    alice = system.spawn("alice")
+    brief = alice.ask("Short?", sampling=LONG).get(timeout=WAIT)
+    assert (brief.text, caplog.text) == ("Yes.", "")
+
+    alice.ask("Long?", sampling=LONG).get(timeout=WAIT)
+
+    assert f"'alice' has {len(alice.transcript().token_ids)} of 500 tokens" in caplog.text
