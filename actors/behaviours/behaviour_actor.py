@@ -219,20 +219,21 @@ class BehaviourActor(SystemActor):
         """A message failed: its asker is told, and the policy says how to go on."""
         self._runs.pop(run, None)
         if not self._supervisor.closed:
-            logger.error("the behaviour of %r raised", self._agent.agent_id, exc_info=error)
+            wait = None if self._stopping else self._restarts.next(self._supervisor.now())
+            name, then = self._agent.agent_id, self._restarts.words(wait)
+            logger.error("the behaviour of %r raised; %s", name, then, exc_info=error)
             if self._supervisor.tracer.on:
-                name, kind = self._agent.agent_id, type(error).__name__
+                kind = type(error).__name__
                 self._supervisor.tracer.tell(Fault(perf_counter(), "behaviour", name, kind))
             try:
-                self._supervise(run, error)
+                self._supervise(run, error, wait)
             finally:
                 self._router.failed(run.deliver, error)
         else:
             self._router.failed(run.deliver, error)
 
-    def _supervise(self, run: Run, error: BaseException) -> None:
-        wait = self._restarts.next(self._supervisor.now())
-        if self._policy.on_error in ("stop", "escalate") or wait is None or self._stopping:
+    def _supervise(self, run: Run, error: BaseException, wait: float | None) -> None:
+        if wait is None:
             self._cause = error
             self._stop()
             # Then: the parent may begin it anew at once.

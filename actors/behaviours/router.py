@@ -192,15 +192,19 @@ class MessageRouter:
         self.outstanding.end_work()
 
     def undelivered(self, deliver: Deliver, error: BaseException | None) -> None:
-        """A message that nobody will handle becomes a dead letter."""
+        """Nobody will handle it: a dead letter; the first to an ended behaviour is warned of."""
         reason = error or Undelivered(f"{deliver.receiver!r} has no behaviour that takes this")
         if deliver.reply is not None:
             deliver.reply.reject(reason)
         sender = None if deliver.sender is None else deliver.sender.agent_id
         letter = DeadLetter(deliver.message, sender, deliver.receiver, str(reason))
         with self._lock:
+            lost = isinstance(error, Undelivered) and all(
+                known.reason != letter.reason for known in reversed(self.letters)
+            )
             self.letters.append(letter)
-        logger.debug("dead letter to %r: %s", deliver.receiver, reason)
+        level = logging.WARNING if lost else logging.DEBUG
+        logger.log(level, "dead letter to %r: %s", deliver.receiver, reason)
         if not isinstance(deliver.message, DeadLetter):
             self.publish(DEAD_LETTERS, letter, None)
         self.outstanding.end_work()

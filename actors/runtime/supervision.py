@@ -75,7 +75,9 @@ class Restarts:
         self._times: list[float] = []
 
     def next(self, now: float) -> float | None:
-        """Seconds to wait before a restart at `now`; None if there were too many."""
+        """Seconds to wait before a restart at `now`; None if there is none, or were too many."""
+        if self._policy.on_error in ("stop", "escalate"):
+            return None
         while self._times and self._times[0] <= now - self._policy.window:
             del self._times[0]
         if len(self._times) >= self._policy.most:
@@ -83,3 +85,9 @@ class Restarts:
         self._times.append(now)
         doubled = 2.0 ** min(len(self._times) - 1, MOST_DOUBLED)
         return float(min(self._policy.backoff * doubled, self._policy.longest_backoff))
+
+    def words(self, wait: float | None) -> str:
+        """What becomes of the behaviour, where `next` said to `wait` so long."""
+        if wait is None:
+            return "it has ended"
+        return f"it goes on in {wait:g} s ({len(self._times)} of {self._policy.most})"

@@ -165,7 +165,9 @@ def test_messages_wait_while_a_behaviour_restarts(system: AgentSystem) -> None:
     assert system.wait_idle(WAIT)
 
 
-def test_too_many_failures_end_a_behaviour(system: AgentSystem) -> None:
+def test_too_many_failures_end_a_behaviour_and_the_log_says_so(
+    system: AgentSystem, caplog: pytest.LogCaptureFixture
+) -> None:
     supervision = Supervision("restart", backoff=0, most=2)
     agent = system.spawn("a", behaviour=Fragile, supervision=supervision)
     ended = system.watch(agent)
@@ -176,6 +178,11 @@ def test_too_many_failures_end_a_behaviour(system: AgentSystem) -> None:
     terminated = ended.get(timeout=WAIT)
     assert (terminated.agent_id, str(terminated.cause)) == ("a", "2")
     assert agent.ask([1], sampling=SHORT).get(timeout=WAIT).token_ids
+    for _ in range(2):
+        agent.deliver("late").get(timeout=WAIT)
+    then = ["it goes on in 0 s (1 of 2)", "it goes on in 0 s (2 of 2)", "it has ended"]
+    said = [f"the behaviour of 'a' raised; {words}" for words in then]
+    assert caplog.messages == [*said, "dead letter to 'a': the behaviour of 'a' has ended"]
 
 
 @pytest.mark.parametrize(("raises", "faults"), [(1, 2), (9, 4)])
