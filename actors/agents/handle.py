@@ -14,6 +14,7 @@ from kvactors.actors.turns.checks import (
     check_known,
     check_request_id,
     check_rewind,
+    naming_nearest,
     stays_here,
 )
 from kvactors.actors.turns.messages_agent import Ask, CancelTurn, Prompt, Rewind
@@ -76,6 +77,7 @@ class Agent:
         """The system prompt that its transcript begins with."""
         return self._actor.transcript.system_prompt
 
+    @naming_nearest
     def ask(
         self,
         prompt: str | Sequence[int] | None = None,
@@ -126,6 +128,7 @@ class Agent:
         )
         return self._send(turn).reply
 
+    @naming_nearest
     def tell(
         self,
         prompt: str | Sequence[int],

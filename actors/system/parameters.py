@@ -1,19 +1,16 @@
 """What callers may pass to AgentSystem and `spawn`, checked before anything starts."""
 
 import functools
-import inspect
 import os
 import re
 import sys
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from kvactors.actors.behaviours.behaviour import AgentBehaviour
 from kvactors.actors.runtime.mailbox import LanePolicy
 from kvactors.actors.runtime.supervision import Supervision
-from kvactors.actors.turns.checks import check_known
 from kvactors.core.errors import InvalidConfig
 from kvactors.core.numbers import number, whole
 from kvactors.core.schedule.speculation.speculation import DraftModel, SpeculationConfig
@@ -37,14 +34,11 @@ __all__ = [
     "check_storage",
     "check_turns",
     "default_store",
-    "naming_the_nearest",
     "parse_bytes",
     "parse_limit",
     "store_path",
 ]
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
@@ -121,19 +115,6 @@ def check_spawn(prompt_lane: Any, behaviour: Any, supervision: Any, parent: Any)
         raise InvalidConfig("supervision says how a behaviour goes on: pass behaviour= too")
     if parent is not None and not isinstance(parent, str):
         raise InvalidConfig(f"parent must be the id of an agent, not {parent!r}")
-
-
-def naming_the_nearest(method: Callable[P, R]) -> Callable[P, R]:
-    """The method, which names the parameter that was probably meant by one that it does not have.
-    Raises InvalidInput."""
-    known = list(inspect.signature(method).parameters)[1:]
-
-    @functools.wraps(method)
-    def call(*args: P.args, **options: P.kwargs) -> R:
-        check_known(method.__name__, options, known)
-        return method(*args, **options)
-
-    return call
 
 
 def check_storage(store: Any, encryption_key: Any) -> None:

@@ -16,9 +16,9 @@ from kvactors.actors.runtime.keyed_lock import KeyedLock
 from kvactors.actors.runtime.mailbox import LanePolicy
 from kvactors.actors.runtime.supervision import Supervision
 from kvactors.actors.system.lifecycle import Lifecycle
-from kvactors.actors.system.parameters import check_spawn, naming_the_nearest
+from kvactors.actors.system.parameters import check_spawn
 from kvactors.actors.system.spawned import AgentMaker, Spawned, restored, tell_each
-from kvactors.actors.turns.checks import check_flag, check_id, check_system_prompt
+from kvactors.actors.turns.checks import check_flag, check_id, check_system_prompt, naming_nearest
 from kvactors.actors.turns.messages_agent import Adopt, Fork, Pause
 from kvactors.actors.turns.messages_gpu import Forget
 from kvactors.actors.turns.messages_store import ForgetStored
@@ -95,7 +95,7 @@ class AgentRegistry:
             self._host.model, self.maker.paused = model, False
             return tell_each(self.actors(), lambda done: Adopt(model, done))
 
-    @naming_the_nearest
+    @naming_nearest
     def spawn(
         self,
         agent_id: str,

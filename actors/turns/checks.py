@@ -1,11 +1,13 @@
 """What callers may pass to Agent, checked before anything starts."""
 
 import difflib
+import functools
+import inspect
 import os
 import sys
 import threading
-from collections.abc import Iterable
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from kvactors.core.errors import InvalidAgentId, InvalidConfig, InvalidInput
 from kvactors.core.numbers import number, whole
@@ -28,11 +30,14 @@ __all__ = [
     "check_topic",
     "check_turn",
     "check_wait",
+    "naming_nearest",
     "stays_here",
 ]
 
 LONGEST_ID = 255
 LONGEST_REQUEST_ID = 200
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def check_id(agent_id: object) -> None:
@@ -92,12 +97,27 @@ def check_wait(timeout: Any) -> float | None:
 
 def check_known(method: str, names: Iterable[str], known: Iterable[str]) -> None:
     """Raise InvalidInput for the first of these `names` that is not a `known` parameter of a
-    `method`; it names the one that was probably meant."""
+    `method`; it names the one that was probably meant, or that takes it."""
     offered = list(known)
     for name in sorted(set(names) - set(offered)):
         nearest = difflib.get_close_matches(name, offered, 1)
         meant = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(offered)}"
+        if "sampling" in offered and name in Sampling.__slots__:
+            meant = f"say sampling=Sampling({name}=...)"
         raise InvalidInput(f"{method} has no parameter {name!r}: {meant}")
+
+
+def naming_nearest(method: Callable[P, R]) -> Callable[P, R]:
+    """The method, which names the parameter that was probably meant by one that it does not have.
+    Raises InvalidInput."""
+    known = list(inspect.signature(method).parameters)[1:]
+
+    @functools.wraps(method)
+    def call(*args: P.args, **options: P.kwargs) -> R:
+        check_known(method.__name__, options, known)
+        return method(*args, **options)
+
+    return call
 
 
 def stays_here(handle: object, instead: str) -> NoReturn:
@@ -113,7 +133,8 @@ def check_turn(sampling: object, timeout: Any, priority: Any = 0) -> tuple[float
     if placed is None:
         raise InvalidInput(f"priority must be an int, not {priority!r}")
     if sampling is not None and not isinstance(sampling, Sampling):
-        raise InvalidInput(f"sampling must be a Sampling, not {type(sampling).__name__}")
+        kind = type(sampling).__name__
+        raise InvalidInput(f"sampling must be a Sampling, such as Sampling(seed=5), not {kind}")
     if timeout is not None and (seconds is None or not 0 < seconds <= sys.float_info.max):
         raise InvalidInput(f"timeout must be above 0 seconds and finite, not {timeout!r}")
     return seconds, placed

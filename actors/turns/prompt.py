@@ -179,7 +179,8 @@ def check_token_ids(prompt: object, vocab_size: int) -> tuple[int, ...]:
 def _token(token: object, vocab_size: int) -> int:
     value = whole(token)
     if value is None:
-        raise InvalidInput(f"token ids are ints, not {token!r}")
+        instead = ": a conversation goes into messages=" if isinstance(token, Mapping) else ""
+        raise InvalidInput(f"token ids are ints, not {token!r}{instead}")
     if not 0 <= value < vocab_size:
         raise TokenOutOfRange(
             f"token id {token!r} is outside the vocabulary: 0 <= id < {vocab_size}"

@@ -161,6 +161,19 @@ def test_an_unknown_parameter_of_spawn_names_the_nearest(shared: AgentSystem) ->
     assert shared.find("c") is None
 
 
+def test_what_says_how_to_decode_is_pointed_to_sampling_and_a_conversation_to_messages(
+    shared: AgentSystem,
+) -> None:
+    agent: Any = shared.spawn("e")
+    for take in (agent.ask, agent.tell, agent.stream):
+        with pytest.raises(InvalidInput, match=r"'seed': say sampling=Sampling\(seed=...\)"):
+            take("x", seed=5)
+    with pytest.raises(InvalidInput, match=r"such as Sampling\(seed=5\), not dict"):
+        agent.ask("x", sampling={"seed": 5})
+    with pytest.raises(InvalidInput, match="a conversation goes into messages="):
+        agent.ask([{"role": "user", "content": "x"}])
+
+
 def test_a_supervision_of_nothing_is_refused(shared: AgentSystem) -> None:
     with pytest.raises(InvalidConfig, match="pass behaviour= too"):
         shared.spawn("d", supervision=Supervision("restart"))
