@@ -1,9 +1,13 @@
 """Turns under asyncio: awaited, streamed, cancelled; and a system that a loop begins and ends."""
 
+import ast
 import asyncio
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from house import ROOT
 from makers import OpenSystem
 
 from kvactors.actors import AgentSystem, BlockingCall, Sampling, TurnTimeout
@@ -145,6 +149,28 @@ def test_the_loop_goes_on_while_a_system_ends(tmp_path: Path) -> None:
         return str(future.get().finish_reason)
 
     assert asyncio.run(main()) == "length"
+
+
+def test_the_loop_goes_on_while_the_page_s_program_forks_on_a_thread(
+    open_system: OpenSystem,
+) -> None:
+    page = (ROOT / "actors/README.md").read_text(encoding="utf-8")
+    shown = re.search(r"```python\n(.*asyncio\.to_thread.*\n)```", page)
+    assert shown is not None
+    program = compile(shown[1], "page", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    model = FaultyModel()
+    names: dict[str, Any] = {"asyncio": asyncio, "system": open_system(model, store=False)}
+
+    async def main() -> None:
+        gate = model.hold()
+        names["system"].spawn("alice").tell("hello", sampling=SHORT)
+        # Only a loop that goes on can open it.
+        asyncio.get_running_loop().call_later(0.01, gate.set)
+        await eval(program, names)
+
+    asyncio.run(main())
+
+    assert len(names["twin"].transcript().turns) == 2
 
 
 def test_a_cancelled_task_cancels_the_turns_of_its_system(tmp_path: Path) -> None:
