@@ -1,10 +1,12 @@
 """Agents that clients ask for by a name: they answer, stay, and lose nothing to anybody."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from chats import post
 from seeded import bug, seeded
@@ -19,6 +21,7 @@ HELLO = {"role": "user", "content": "hello"}
 MORE = {"role": "user", "content": "more"}
 SHORT = Sampling(max_tokens=4, temperature=0)
 Said = list[dict[str, Any]]
+PAGE = Path(__file__).parents[3] / "actors/frontends/server/README.md"
 
 
 @pytest.fixture
@@ -263,3 +266,27 @@ def test_nobody_begins_with_the_words_of_an_agent_that_its_program_has_forgotten
         answer = say(server, said)
 
         assert RULES["content"].strip() in heard(system, who(answer))
+
+
+def test_a_named_agent_remembers_as_the_page_says() -> None:
+    found = re.search(
+        r"## Who is the agent\n.*?```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL
+    )
+    assert found is not None
+
+    with AgentSystem(store=False) as system, serve(system, port=0) as server:
+        names: dict[str, Any] = {
+            "OpenAI": openai.OpenAI,
+            "httpx": httpx,
+            "url": server.url,
+            "system": system,
+        }
+        exec(found[1], names)
+        stranger = say(server, [{"role": "user", "content": "What is my cat called?"}], "carl")
+        fork = say(server, [*names["said"], MORE])
+
+    assert [turn["role"] for turn in names["said"]] == ["user", "assistant"] * 4
+    assert all("Biscuit" in turn["content"] for turn in names["said"][3::2])
+    assert who(stranger) != "carl"
+    assert "new" in stranger.headers["x-kvactors-reused"]
+    assert "forked" in fork.headers["x-kvactors-reused"]
