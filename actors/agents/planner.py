@@ -206,8 +206,8 @@ def _tokens(turns: Sequence[Turn]) -> int:
 
 
 def warn_if_nearly_full(agent_id: str, transcript: Transcript, context: int) -> bool:
-    """Warn if an agent's `transcript` fills most of the `context`; whether it does. Not of what a
-    turn may say: clients set limits of far more than it does."""
+    """Warn if the `transcript` of `agent_id` fills most of the `context`; whether it does. Not of
+    what a turn may say: clients set limits of far more than it does."""
     tokens = _tokens(transcript.turns)
     if tokens < WARN_AT * context:
         return False
