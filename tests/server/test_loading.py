@@ -1,5 +1,6 @@
 """While a model is loaded its port is taken, and who calls is told when to come back."""
 
+import signal
 import socket
 from functools import partial
 from typing import Any
@@ -28,6 +29,16 @@ AgentSystem.start = start
 main()
 """
 
+TOLD_WHILE_IT_LOADS = """
+import os
+import sys
+from kvactors.actors import AgentSystem
+from kvactors.actors.cli import main
+
+number = int(sys.argv.pop())
+AgentSystem.start = lambda self: os.kill(os.getpid(), number)
+main()
+"""
 
 MORE = """
 from resource import RLIMIT_NOFILE, getrlimit, setrlimit
@@ -94,3 +105,14 @@ def test_the_command_listens_before_it_loads(tmp_path: object) -> None:
     ended = run_child(CALLED_WHILE_IT_LOADS, *arguments)
 
     assert "the model is being loaded" in ended.stderr
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_the_command_ends_in_order_while_it_loads(
+    tmp_path: object, number: int, status: int
+) -> None:
+    arguments = ("serve", "--store", f"{tmp_path}/store", "--port", "0")
+
+    ended = run_child(TOLD_WHILE_IT_LOADS, *arguments, str(int(number)))
+
+    assert (ended.returncode, ended.stderr) == (status, "")

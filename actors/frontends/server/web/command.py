@@ -2,14 +2,16 @@
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from kvactors.actors.frontends.console.options import folder
 
-__all__ = ["PORT", "commands", "wait_for_signal"]
+__all__ = ["PORT", "commands", "ended_by_signal", "wait_for_signal"]
 
 commands = typer.Typer()
 
@@ -97,6 +99,21 @@ def _serve(
             "names": tuple(name or ()),
         },
     )
+
+
+@contextmanager
+def ended_by_signal() -> Iterator[None]:
+    """Within it SIGTERM ends what runs as Ctrl-C does, but with status 0, until somebody waits for
+    a signal."""
+
+    def end(_number: int, _frame: Any) -> NoReturn:
+        raise SystemExit(0)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def wait_for_signal() -> None:

@@ -11,7 +11,7 @@ from kvactors.actors.cluster.cluster import Cluster
 from kvactors.actors.frontends.console.console import err, out, printable, working
 from kvactors.actors.frontends.console.key import stored_key
 from kvactors.actors.frontends.server.identity.rules import read_rules, shipped_rules
-from kvactors.actors.frontends.server.web.command import wait_for_signal
+from kvactors.actors.frontends.server.web.command import ended_by_signal, wait_for_signal
 from kvactors.actors.frontends.server.web.keys import KeyFile
 from kvactors.actors.frontends.server.web.listening import listen, loading, more_connections
 from kvactors.actors.frontends.server.web.serve import INDEX, Server
@@ -68,7 +68,7 @@ def run_server(
         own = [*given, *(["keep_bytes"] if most else []), *([] if model is None else ["model"])]
         opened = _clustered(cluster, root, own, chosen, aliases)
     more_connections()
-    with opened as server:
+    with ended_by_signal(), opened as server:
         greet(server)
         wait_for_signal()
         err.print("stopping: running turns finish, and everything is saved …")
