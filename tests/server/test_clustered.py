@@ -134,9 +134,10 @@ def test_turns_that_another_program_took_are_not_gone_on_with(
 
 
 def test_a_new_server_over_the_same_index_knows_its_conversations(
-    nodes: Together, index: Path
+    nodes: Together, tmp_path: Path
 ) -> None:
     def opened() -> Server:
+        index = tmp_path / "clients.db"
         return serve(nodes.cluster.front(), index=index, port=0, encryption_key=KEY)
 
     with opened() as first:

@@ -187,12 +187,14 @@ def test_sampling_that_the_engine_has_is_not_ignored(
     server: Server, path: str, body: dict[str, Any]
 ) -> None:
     own = {"top_k": 40, "min_p": 0.1, "repetition_penalty": 1.1}
-    wrong = {"top_k": -1, "min_p": 1.5, "repetition_penalty": 0}
+    wrong = {"top_k": -2, "min_p": 1.5, "repetition_penalty": 0}
 
     answer = httpx.post(f"{server.url}/v1/{path}", json=body | own, timeout=WAIT)
 
     assert answer.status_code == 200, answer.text
     assert "x-kvactors-ignored" not in answer.headers
+    none = httpx.post(f"{server.url}/v1/{path}", json=body | {"top_k": -1}, timeout=WAIT)
+    assert none.status_code == 200, none.text
     for field, value in wrong.items():
         refused = httpx.post(f"{server.url}/v1/{path}", json=body | {field: value}, timeout=WAIT)
         assert refused.status_code == 400

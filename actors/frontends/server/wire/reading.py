@@ -73,7 +73,7 @@ class Drawn(Body):
 
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=0, le=MOST_WHOLE)
+    top_k: int | None = Field(None, ge=-1, le=MOST_WHOLE)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, allow_inf_nan=False)
 
@@ -81,6 +81,9 @@ class Drawn(Body):
         """These in the engine's words, but for those that are left out; a temperature is 1 then."""
         given = {name: getattr(self, name) for name in Drawn.model_fields}
         found = {"temperature": 1.0} | {k: v for k, v in given.items() if v is not None}
+        if found.get("top_k") == -1:
+            # Others' word for none.
+            found["top_k"] = 0
         if "top_p" in found:
             # To the engine 0 says that there is none: clients mean the narrowest.
             found["top_p"] = max(found["top_p"], sys.float_info.epsilon)
