@@ -43,6 +43,7 @@ app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",  # Rich's own takes what stands in brackets for a style.
 )
@@ -167,8 +168,9 @@ def demo_ask(agents: int, store: Path, model: str, trace: Path | None = None) ->
     typer.echo(ask(agents, store, model, stored_key(), progress, trace))
 
 
-@app.command()
+@app.command(context_settings={"allow_extra_args": True})
 def chat(
+    context: typer.Context,
     agent: Annotated[str, typer.Option(parser=text, help="Who you talk to.")] = "assistant",
     model: Model = "default",
     store: StoreDir = None,
@@ -182,6 +184,9 @@ def chat(
     seed: Annotated[int, typer.Option(help="Of what a temperature above 0 draws.")] = 0,
 ) -> None:
     """Talk to an agent that remembers the next day. Status 1 if a line that was piped failed."""
+    if context.args:
+        who = text(context.args[0])
+        context.fail(f"Got unexpected extra argument ({who}): say --agent {who} to talk to {who}")
     from kvactors.actors.frontends.cli.chat import run_chat
     from kvactors.core.schedule.sampling import Sampling
 

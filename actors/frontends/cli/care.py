@@ -1,6 +1,7 @@
 """`kvactors store verify`, `gc`, `rm` and `backup`: they need the store for themselves."""
 
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,14 @@ from rich.progress import Progress
 from rich.text import Text
 
 from kvactors.actors.frontends.cli.store import no_agent, opened
-from kvactors.actors.frontends.console.console import err, out, print_json, printable
+from kvactors.actors.frontends.console.console import (
+    agreed,
+    err,
+    out,
+    print_json,
+    printable,
+    unechoed,
+)
 from kvactors.actors.system.backups import back_up
 from kvactors.actors.system.system import default_store
 from kvactors.core.errors import InvalidConfig, InvalidInput
@@ -67,13 +75,24 @@ def _complete(prefix: str, known: Sequence[str]) -> str:
     return found[0]
 
 
-def remove_agent(agent_id: str, path: Path | None) -> None:
-    """Forget an agent. Raises InvalidAgentId if it is not stored."""
+def remove_agent(agent_id: str, path: Path | None, *, asks: bool) -> None:
+    """Forget an agent, if whoever is at a terminal says yes or none is asked. Raises InvalidAgentId
+    if it is not stored."""
     with opened(path) as store:
         if not store.has(agent_id):
             raise no_agent(agent_id, path)
+        if asks and not _may_delete(agent_id):
+            err.print("nothing is deleted")
+            return
         store.forget(agent_id)
     out.print(f"{printable(agent_id)} is forgotten.", soft_wrap=True)
+
+
+def _may_delete(agent_id: str) -> bool:
+    if sys.stdin is None or not sys.stdin.isatty():
+        return True
+    with unechoed():
+        return agreed(f"Delete {printable(agent_id)} and all that it remembers, for good?")
 
 
 def back_up_store(url: str, path: Path | None, *, check: bool) -> bool:

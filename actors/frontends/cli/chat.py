@@ -9,6 +9,7 @@ from rich.text import Text
 from kvactors.actors.agents.handle import Agent
 from kvactors.actors.frontends.console.console import (
     PrefillBar,
+    agreed,
     complain,
     err,
     out,
@@ -203,12 +204,11 @@ def _read_line() -> str | None:
 
 
 def _agreed(question: str) -> bool:
-    """Whether the user at the terminal says yes; Ctrl-C and Ctrl-D say no."""
-    try:
-        return read_line(f"{question} [y/N] ").strip().lower() in ("y", "yes")
-    except (EOFError, KeyboardInterrupt):
-        _write("\n")
-        return False
+    """Whether the user at the terminal says yes; Ctrl-C says no, too."""
+    with suppress(KeyboardInterrupt):
+        return agreed(question)
+    _write("\n")
+    return False
 
 
 def _summary(reply: Reply) -> str:

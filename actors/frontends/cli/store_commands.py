@@ -133,11 +133,16 @@ def gc(
 
 
 @care.command()
-def rm(agent: AgentId, store: StoreDir = None) -> None:
+def rm(
+    agent: AgentId,
+    store: StoreDir = None,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask at a terminal.")] = False,
+) -> None:
     """Delete an agent: its ledger and its KV. It is forgotten for good."""
     from kvactors.actors.frontends.cli.care import remove_agent
 
-    remove_agent(agent, store)
+    remove_agent(agent, store, asks=not yes)
 
 
 Where = Annotated[str, typer.Argument(help="Such as s3://bucket/folder or file:///folder.")]

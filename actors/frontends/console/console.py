@@ -16,6 +16,7 @@ from rich.text import Text
 
 __all__ = [
     "PrefillBar",
+    "agreed",
     "complain",
     "err",
     "out",
@@ -104,6 +105,16 @@ def read_line(prompt: str) -> str:
     if typed_ahead:
         sys.stdout.write(f"{printable(line)}\n")
     return line
+
+
+def agreed(question: str) -> bool:
+    """Whether the user at the terminal says yes, within `unechoed`; Ctrl-D says no. Raises
+    KeyboardInterrupt."""
+    try:
+        return read_line(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        sys.stdout.write("\n")
+        return False
 
 
 def _echo(terminal: int, *, on: bool) -> None:

@@ -1,4 +1,5 @@
-"""`kvactors chat` at a terminal: what is typed while it works, its questions, its options."""
+"""`kvactors chat` at a terminal: what is typed while it works, its questions, its options; and what
+`store rm` asks."""
 
 import os
 import pty
@@ -8,20 +9,24 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from store_saves import kv_save, put
 from typer.testing import CliRunner
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.cli.app import app
+from kvactors.persistence.store.store import Store
+from kvactors.persistence.testing.doubles import example_segment
 
 WAIT = 60
-COMMAND = [sys.executable, "-P", "-m", "kvactors.actors.cli", "chat"]
+COMMAND = [sys.executable, "-P", "-m", "kvactors.actors.cli"]
 
 
 class Terminal:
-    """A chat in a process of its own, at a terminal that the test types at and reads."""
+    """A command in a process of its own, at a terminal that the test types at and reads."""
 
     def __init__(self, *arguments: object) -> None:
         self.user, self.end = pty.openpty()
@@ -63,7 +68,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
-    opened = Terminal("--store", tmp_path, "--agent", "zoe")
+    opened = Terminal("chat", "--store", tmp_path, "--agent", "zoe")
     yield opened
     opened.close()
 
@@ -115,6 +120,65 @@ def test_forget_asks_before_it_forgets(terminal: Terminal, tmp_path: Path) -> No
 
     assert terminal.process.wait(WAIT) == 0
     assert not list((tmp_path / "agents").iterdir())
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    """A store of zoe alone."""
+    with closing(Store(tmp_path)) as store:
+        put(store, kv_save("zoe", example_segment(0, 8)))
+    return tmp_path
+
+
+@pytest.fixture
+def removing(stored: Path) -> Iterator[Terminal]:
+    """A question whether zoe is to be deleted."""
+    opened = Terminal("store", "rm", "zoe", "--store", stored)
+    opened.read_until(b"Delete zoe and all that it remembers, for good? [y/N] ")
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "left"),
+    [
+        (b"y\n", b"zoe is forgotten", 0),
+        (b"\n", b"nothing is deleted", 1),
+        (b"\x04", b"nothing is deleted", 1),
+    ],
+    ids=["yes", "no", "ctrl-d"],
+)
+def test_rm_asks_at_a_terminal_before_it_deletes(
+    removing: Terminal, stored: Path, answer: bytes, said: bytes, left: int
+) -> None:
+    removing.write(answer)
+    removing.read_until(said)
+
+    assert removing.process.wait(WAIT) == 0
+    assert len(list((stored / "agents").iterdir())) == left
+    assert removing.echoes
+
+
+def test_ctrl_c_at_the_question_of_rm_deletes_nothing(removing: Terminal, stored: Path) -> None:
+    removing.process.send_signal(signal.SIGINT)
+    removing.write(b"\n")  # A signal just before the read is seen after it.
+
+    assert removing.process.wait(WAIT) == 130
+    assert list((stored / "agents").iterdir())
+    assert removing.echoes
+
+
+def test_rm_that_is_told_yes_does_not_ask(stored: Path) -> None:
+    with closing(Terminal("store", "rm", "zoe", "--yes", "--store", stored)) as told:
+        assert b"[y/N]" not in told.read_until(b"zoe is forgotten")
+        assert told.process.wait(WAIT) == 0
+
+
+def test_who_names_an_agent_without_the_option_is_told_of_it() -> None:
+    refused = CliRunner().invoke(app, ["chat", "bob"])
+
+    assert refused.exit_code == 2
+    assert "say --agent bob" in " ".join(refused.stderr.replace("│", "").split())
 
 
 def test_options_say_how_replies_are_decoded(tmp_path: Path) -> None:

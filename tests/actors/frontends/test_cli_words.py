@@ -66,6 +66,7 @@ def test_help_shows_every_word_that_was_written(monkeypatch: pytest.MonkeyPatch)
 
     for path, command in shown:
         page = " ".join(run(*path, "--help")[1].split())
+        assert run(*path, "-h")[1].split() == page.split(), path
         for option in command.params:
             said = getattr(option, "help", None)
             assert said is None or " ".join(said.split()) in page, (path, said)
