@@ -76,8 +76,8 @@ def _complete(prefix: str, known: Sequence[str]) -> str:
 
 
 def remove_agent(agent_id: str, path: Path | None, *, asks: bool) -> None:
-    """Forget an agent, if whoever is at a terminal says yes or none is asked. Raises InvalidAgentId
-    if it is not stored."""
+    """Forget `agent_id` in the store at `path`; if it `asks`, whoever is at a terminal has to say
+    yes. Raises InvalidAgentId if it is not stored."""
     with opened(path) as store:
         if not store.has(agent_id):
             raise no_agent(agent_id, path)
