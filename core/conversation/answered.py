@@ -11,7 +11,7 @@ is older would be taken again. They hold turns that the transcript holds too, bu
 rewinds took back.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvactors.core.conversation.turn import Turn
 
@@ -39,8 +39,9 @@ class AnsweredRequests:
         if len(self._answers) > MOST:
             del self._answers[next(iter(self._answers))]
 
-    def copy(self) -> "AnsweredRequests":
-        """The same, for another agent."""
+    def copy(self, read: Callable[[Turn], Turn] = lambda turn: turn) -> "AnsweredRequests":
+        """The same, for another agent, or for another tokenizer, which has turns as `read` does."""
         other = AnsweredRequests()
-        other._answers = dict(self._answers)
+        for request_id, turns in self._answers.items():
+            other._answers[request_id] = tuple(map(read, turns))
         return other

@@ -86,10 +86,17 @@ class Transcript:
         if chat is self.chat:
             return self
         other = Transcript(chat, tokenizer_id, self.system_prompt)
-        other.answered = self.answered
+        read = dict[int, Turn]()
+
+        def again(turn: Turn) -> Turn:
+            if id(turn) not in read:
+                own = Source(self.tokenizer_id, to_entry(turn), turn.asked)
+                read[id(turn)] = other._read(turn.source or own)
+            return read[id(turn)]
+
         for turn in self.turns:
-            own = Source(self.tokenizer_id, to_entry(turn), turn.asked)
-            other.turns.append(other._read(turn.source or own))
+            other.turns.append(again(turn))
+        other.answered = self.answered.copy(again)
         return other
 
     def copy(self) -> "Transcript":

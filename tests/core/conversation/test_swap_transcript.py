@@ -117,3 +117,17 @@ def test_a_turn_that_is_recorded_again_is_of_the_tokenizer_that_recorded_it(agai
     other.extend(other.turns if again else [], 0 if again else 2)
 
     assert any(turn.source for turn in other.turns) != again
+
+
+def test_an_answer_that_is_asked_for_again_has_the_tokens_of_the_tokenizer_that_reads_it() -> None:
+    first, other = map(chat_of, FORMATS[:2])
+    transcript = Transcript(*first, "Be brief.")
+    answer = transcript.answer(first[0].encode("decade"), "stop")
+    transcript.extend([transcript.render("user", "be", answer=True), answer], request_id="r")
+
+    swapped = transcript.under(*other)
+
+    assert swapped.answered.get("r") == (swapped.turns[-1],)
+    assert swapped.turns[-1].token_ids != answer.token_ids
+    (back,) = swapped.under(*first).answered.get("r") or ()
+    assert back.token_ids == answer.token_ids
