@@ -199,8 +199,9 @@ def test_a_forgotten_agent_is_a_clear_404(client: Any, server: Server) -> None:
         ask(client, ASKED, previous_response_id=response.id)
 
 
-def test_a_key_never_reaches_what_another_one_keeps(system: AgentSystem) -> None:
-    with serve(system, port=0, keys=lambda: ("one", "two")) as server:
+def test_a_key_never_reaches_what_another_one_keeps(system: AgentSystem, tmp_path: Path) -> None:
+    index = tmp_path / "clients.db"
+    with serve(system, port=0, index=index, keys=lambda: ("one", "two")) as server:
         mine, other = client_of(server, "one"), client_of(server, "two")
         response, conversation = ask(mine, TOLD), mine.conversations.create()
 
