@@ -39,8 +39,14 @@ class AnsweredRequests:
         if len(self._answers) > MOST:
             del self._answers[next(iter(self._answers))]
 
-    def copy(self, read: Callable[[Turn], Turn] = lambda turn: turn) -> "AnsweredRequests":
-        """The same, for another agent, or for another tokenizer, which has turns as `read` does."""
+    def copy(self) -> "AnsweredRequests":
+        """The same, for another agent."""
+        other = AnsweredRequests()
+        other._answers = dict(self._answers)
+        return other
+
+    def under(self, read: Callable[[Turn], Turn]) -> "AnsweredRequests":
+        """The same for another tokenizer, which has turns as `read` does."""
         other = AnsweredRequests()
         for request_id, turns in self._answers.items():
             other._answers[request_id] = tuple(map(read, turns))

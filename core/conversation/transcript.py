@@ -96,7 +96,7 @@ class Transcript:
 
         for turn in self.turns:
             other.turns.append(again(turn))
-        other.answered = self.answered.copy(again)
+        other.answered = self.answered.under(again)
         return other
 
     def copy(self) -> "Transcript":

@@ -160,8 +160,9 @@ class PowerLossFiles(Files):
         self._changes.append(_Change(path.parent, names, undo, removed))
 
     def _touched(self, path: Path) -> None:
-        old = self._old.setdefault(path, _Content(path.read_bytes()))
-        old.handed = False
+        if path not in self._old:
+            self._old[path] = _Content(path.read_bytes())
+        self._old[path].handed = False
 
     def _remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)

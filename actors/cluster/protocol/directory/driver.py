@@ -58,7 +58,6 @@ class Driver:
 
     async def _drive(self, agent: str) -> None:
         if (move := self._registry.moves.get(agent)) is None:
-            self._failed.pop(agent, None)
             return
         place = await self._places.settled(agent)
         if place.node == move.target or not self._registry.takes(move.target):

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -131,10 +131,10 @@ class Registry:
         members, places = list(self.members.values()), list(self.places.values())
         moves, stays = list(self.moves.values()), list(map(list, self.stays.items()))
         return chain(
-            _in_parts("epochs", list(self.gone.items())),
-            _packed("members", members),
-            _packed("places", places),
-            _packed("moves", moves),
+            _packed("epochs", list(self.gone.items()), dict),
+            _packed("members", members, _records),
+            _packed("places", places, _records),
+            _packed("moves", moves, _records),
             [{"stays": stays}],
             [{"untold": sorted(self.untold)}],
         )
@@ -190,14 +190,16 @@ class Registry:
             self.stays.pop(agent, None)
 
 
-def _in_parts(name: str, things: Sequence[tuple[str, int]]) -> Iterator[Record]:
+def _packed(
+    name: str, things: Sequence[Any], packed: Callable[[Sequence[Any]], object]
+) -> Iterator[Record]:
+    """Records of some `things` each, `packed` under a `name`."""
     for first in range(0, len(things), TOGETHER):
-        yield {name: dict(things[first : first + TOGETHER])}
+        yield {name: packed(things[first : first + TOGETHER])}
 
 
-def _packed(name: str, things: Sequence[Plain]) -> Iterator[Record]:
-    for first in range(0, len(things), TOGETHER):
-        yield {name: [thing.to_record() for thing in things[first : first + TOGETHER]]}
+def _records(things: Sequence[Plain]) -> list[Record]:
+    return [thing.to_record() for thing in things]
 
 
 def _things(change: Record) -> int:

@@ -91,15 +91,15 @@ def _with_tables(path: Path | None) -> sqlite3.Connection:
         (found,) = database.execute("pragma quick_check(1)").fetchone()
         if found != "ok":
             raise sqlite3.DatabaseError(found)
-        _renew(database)
+        _renew(database, version)
     except BaseException:
         database.close()
         raise
     return database
 
 
-def _renew(database: sqlite3.Connection) -> None:
-    """Tables of before as they are by now."""
+def _renew(database: sqlite3.Connection, version: int) -> None:
+    """Tables of a `version` of before as they are by now."""
     if "prompt" not in _columns(database, "agents"):
         database.execute("alter table agents add column prompt not null default ''")
     if "ends" not in _columns(database, "agents"):
@@ -117,7 +117,6 @@ def _renew(database: sqlite3.Connection) -> None:
         )
     # Before, texts and answers stayed that an agent had gone back behind, and nothing else finds
     # them.
-    (version,) = database.execute("pragma user_version").fetchone()
     for table in ("said", "answers")[version:]:
         database.execute(
             f"delete from {table} where not exists"
