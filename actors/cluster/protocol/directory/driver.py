@@ -32,6 +32,9 @@ class Driver:
         """Try those again that nobody drives: after a restart, and where a try has failed."""
         if self._bug is not None:
             raise self._bug
+        # Who was forgotten meanwhile is another one when it moves again.
+        for agent in self._failed.keys() - self._registry.moves.keys():
+            del self._failed[agent]
         for agent in list(self._registry.moves):
             self.begin(agent)
 
