@@ -52,6 +52,11 @@ class Dispatcher:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def idents(self) -> tuple[int, ...]:
+        """Which threads they are, as `threading` counts them."""
+        return tuple(thread.ident for thread in self._threads if thread.ident is not None)
+
     def schedule(self, actor: Runnable) -> None:
         """Queue an actor that has messages and is not queued yet. Any thread."""
         self._ready.put(actor)

@@ -28,6 +28,7 @@ from kvactors.actors.system.watching import Watching
 from kvactors.actors.turns.checks import check_wait
 from kvactors.actors.turns.messages_agent import CancelTurn
 from kvactors.actors.turns.ticket import next_serial
+from kvactors.actors.workers.gpu import leave_mlx
 from kvactors.core.engine.launch import Launch
 from kvactors.core.errors import InvalidConfig, SystemRunning, SystemStopped
 from kvactors.persistence.files.encryption import EncryptionKey
@@ -42,6 +43,8 @@ SILENT = 2.0
 GRACE = 2.0
 # Seconds that a start that is interrupted waits for what it has begun.
 LEAVING = 1.0
+# Seconds that the process then waits for that model at its end.
+LOADING = 3.0
 
 # Not weakly: one that nobody refers to any more still has to save and to end its threads.
 _running: "set[Parts]" = set()
@@ -237,6 +240,8 @@ if hasattr(os, "register_at_fork"):
 
 @atexit.register
 def _stop_leftovers() -> None:
-    """Systems that nobody stopped: cancel their turns, save what is finished."""
+    """Systems that nobody stopped: cancel their turns, save what is finished. And a model that is
+    still being loaded for somebody who was interrupted."""
     for parts in list(_running):
         parts.stop(10.0, cancel=True)
+    leave_mlx(LOADING)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvactors.actors.runtime.dispatcher import Dispatcher, SystemActor, handles, send
+from kvactors.actors.runtime.leaving import interrupt
 from kvactors.actors.turns.messages_gpu import (
     Cancel,
     Check,
@@ -35,12 +36,18 @@ from kvactors.actors.workers.engine_slot import EngineSlot
 from kvactors.actors.workers.health import Vitals
 from kvactors.actors.workers.switching import switching
 from kvactors.core.engine.status import held, in_memory
-from kvactors.core.errors import AdmissionFull, EngineDied, MemoryExceeded, ModelError
+from kvactors.core.errors import (
+    AdmissionFull,
+    EngineDied,
+    MemoryExceeded,
+    ModelError,
+    SystemStopped,
+)
 from kvactors.core.model.info import ModelInfo
 from kvactors.core.schedule.events import Aborted
 from kvactors.core.trace import Tracer
 
-__all__ = ["GpuActor", "OnProgress", "mlx_dispatcher"]
+__all__ = ["GpuActor", "OnProgress", "leave_mlx", "mlx_dispatcher"]
 
 
 # An engine that was built anew would answer another one.
@@ -62,6 +69,15 @@ def mlx_dispatcher() -> Dispatcher:
             'start it with multiprocessing.get_context("spawn")'
         )
     return dispatcher
+
+
+def leave_mlx(seconds: float) -> None:
+    """End what is still computed of who was interrupted, before the process ends: what does not end
+    within so many `seconds` is left."""
+    if _mlx_thread.cache_info().currsize:
+        pid, dispatcher = _mlx_thread()
+        if pid == os.getpid():
+            interrupt(dispatcher, SystemStopped, seconds)
 
 
 class GpuActor(SystemActor):

@@ -113,6 +113,36 @@ AgentSystem(slow, store=False).start()
     assert error.endswith("KeyboardInterrupt\n")
 
 
+def test_a_process_that_is_interrupted_while_mlx_computes_ends_and_does_not_abort() -> None:
+    code = """
+import mlx.core as mx
+from kvactors.actors import AgentSystem
+
+def twice(x):
+    for _ in range(100):
+        x = x * 2
+    return x.sum()
+
+def slow():
+    print("loading", flush=True)
+    while True:
+        mx.eval(mx.grad(twice)(mx.ones(4)))
+
+AgentSystem(slow, store=False).start()
+"""
+    command = [sys.executable, "-c", code]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+
+        process.send_signal(signal.SIGINT)
+
+        _, error = process.communicate(timeout=WAIT)
+    assert error.endswith("KeyboardInterrupt\n")
+    assert process.returncode == -signal.SIGINT
+
+
 def test_a_stop_that_waits_says_for_what(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model, timer = FaultyModel(), VirtualTimer()
     system = AgentSystem(model, tmp_path)
