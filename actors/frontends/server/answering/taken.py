@@ -66,12 +66,15 @@ async def admission(ticket: Ticket) -> None:
 
 def marks_of(turns: Sequence[Turn], keep: int) -> list[str]:
     """A hash of all turns up to each of those behind the first `keep`, that one included."""
-    marks, hashed = list[str](), xxhash.xxh3_64()
+    marks, hashed, said = list[str](), xxhash.xxh3_64(), array("q")
     for number, turn in enumerate(turns):
         # Whose tokens they are counts: an agent may have been told another conversation since.
-        hashed.update(array("q", (len(turn.token_ids), *turn.token_ids)).tobytes())
+        said.append(len(turn.token_ids))
+        said.extend(turn.token_ids)
         if number >= keep:
+            hashed.update(said.tobytes())
             marks.append(hashed.hexdigest())
+            del said[:]
     return marks
 
 

@@ -45,6 +45,9 @@ def new_call_id() -> str:
 
 def canonical(message: Message) -> str:
     """What of a `message` is compared."""
+    if not message.calls and message.role != "tool":
+        # The same, for the many that have no more.
+        return f'["{message.role}", {_ENCODER.encode(message.text.strip())}]'
     said: list[Any] = [message.role, message.text.strip()]
     if message.calls and all(_GIVEN_ID.match(call.call_id) for call in message.calls):
         said = ["assistant", [call.call_id for call in message.calls]]

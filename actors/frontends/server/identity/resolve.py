@@ -216,8 +216,8 @@ class Resolver:
         return replace(inquiry, messages=(Message("system", known.prompt), *said))
 
     def _name(self, client: Client) -> str:
-        """The system's id of the agent that a client names: names are a key's own."""
-        known = self._index.known(client.agent)
+        """The system's id of the agent that a client names, if it does: names are a key's own."""
+        known = self._index.known(client.agent) if client.agent else None
         own = known is not None and known.tenant == client.tenant
         if own or not client.agent or not client.tenant:
             return client.agent

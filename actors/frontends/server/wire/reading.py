@@ -185,17 +185,10 @@ def _well_formed(content: Any) -> Any:
 
 def _is_deep(content: Any) -> bool:
     """Whether something in it is nested deeper than it may be."""
-    level = [content]
-    for _ in range(MOST_NESTED):
-        level = [inner for one in level for inner in _inner(one)]
+    level: list[Any] = [[content]]
+    for _ in range(MOST_NESTED + 1):
+        within = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for some in within for one in some if isinstance(one, (dict, list))]
         if not level:
             return False
     return True
-
-
-def _inner(value: Any) -> list[Any]:
-    """The lists and objects right within a value."""
-    within = value.values() if isinstance(value, dict) else value
-    if not isinstance(value, dict | list):
-        return []
-    return [one for one in within if isinstance(one, dict | list)]
