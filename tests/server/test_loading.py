@@ -40,6 +40,21 @@ AgentSystem.start = lambda self: os.kill(os.getpid(), number)
 main()
 """
 
+INTERRUPTED_AS_IT_BEGINS = """
+import os
+import signal
+from kvactors.actors import AgentSystem
+from kvactors.actors.frontends.server.web import serve as module
+
+def listen(settings, *, true=module.listen):
+    os.kill(os.getpid(), signal.SIGINT)
+    return true(settings)
+
+module.listen = listen
+with AgentSystem(store=False) as system, module.serve(system, port=0):
+    print("it serves")
+"""
+
 MORE = """
 from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 from kvactors.actors.frontends.server.web.listening import more_connections
@@ -116,3 +131,10 @@ def test_the_command_ends_in_order_while_it_loads(
     ended = run_child(TOLD_WHILE_IT_LOADS, *arguments, str(int(number)))
 
     assert (ended.returncode, ended.stderr) == (status, "")
+
+
+def test_a_program_that_is_interrupted_while_its_server_begins_ends() -> None:
+    ended = run_child(INTERRUPTED_AS_IT_BEGINS)
+
+    assert ended.returncode == -signal.SIGINT
+    assert "it serves" not in ended.stdout

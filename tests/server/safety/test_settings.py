@@ -1,10 +1,14 @@
 """Settings that cannot work are refused before anything is loaded."""
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.identity.rules import read_rules, strip
+from kvactors.actors.frontends.server.web.serve import serve
 from kvactors.actors.frontends.server.web.settings import Settings
 from kvactors.core.errors import InvalidConfig
 
@@ -53,6 +57,26 @@ def test_whoever_is_reached_through_a_proxy_needs_keys() -> None:
 @pytest.mark.parametrize(("host", "every"), [("0.0.0.0", True), ("::", True), ("10.0.0.7", False)])
 def test_any_name_is_answered_where_it_listens_everywhere(host: str, *, every: bool) -> None:
     assert (not Settings(host=host, keys=lambda: KEYS).gate().hosts) is every
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [({"most": 0}, "most is 0"), ({"grace": math.inf}, "grace is inf"), ({"grace": -1.0}, "-1.0")],
+)
+def test_numbers_that_no_server_can_keep_are_refused(setting: Any, said: str) -> None:
+    with pytest.raises(InvalidConfig, match=said):
+        Settings(**setting)
+
+
+def test_a_server_that_cannot_be_made_leaves_its_index_to_the_next(
+    system: AgentSystem, tmp_path: Path
+) -> None:
+    index = tmp_path / "clients.db"
+    with pytest.raises(AttributeError) as failed:
+        serve(system, port=0, index=index, limits="wrong")
+
+    with serve(system, port=0, index=index):
+        assert failed.traceback, "it holds the one that could not be made"
 
 
 def rules(path: Path, pattern: str, tell: str = "{}") -> Path:

@@ -49,12 +49,17 @@ class Server:
         self._root = index.parent if index else None
         # Raises for a system that does not run, before there is a file.
         named = Named(system.info.name, settings.aliases, any_=settings.any_model)
-        kept = Index(index, sealed=Sealed(settings.encryption_key))
-        self.service = Service(system, kept, settings.rules, most=settings.most)
-        gate = settings.gate()
-        self.app = make_app(self.service, named, gate, self._alive)
         self._listening = listening
-        self._server = uvicorn.Server(connections(self.app, gate, settings.grace))
+        kept = Index(index, sealed=Sealed(settings.encryption_key))
+        try:
+            self.service = Service(system, kept, settings.rules, most=settings.most)
+            gate = settings.gate()
+            self.app = make_app(self.service, named, gate, self._alive)
+            self._server = uvicorn.Server(connections(self.app, gate, settings.grace))
+        except BaseException:
+            # The traceback would hold it, and its lock with it.
+            kept.close()
+            raise
         self._ready = threading.Event()
         self._failed: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="kvactors-server")
@@ -79,7 +84,11 @@ class Server:
     def start(self) -> Self:
         """Listen. Raises OSError if the port is taken."""
         self._thread.start()
-        self._ready.wait()
+        try:
+            self._ready.wait()
+        except BaseException:  # Ctrl-C: the process would wait for it for ever.
+            self.stop()
+            raise
         if self._failed is not None:
             self.service.claims.close()
             raise self._failed

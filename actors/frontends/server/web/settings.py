@@ -1,5 +1,6 @@
 """Settings of a server, checked before anything is loaded."""
 
+import math
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -51,6 +52,10 @@ class Settings:
     encryption_key: EncryptionKey | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if self.most < 1:
+            raise InvalidConfig(f"most is {self.most}: one turn at least is open at once")
+        if not 0 <= self.grace < math.inf:
+            raise InvalidConfig(f"grace is {self.grace}: seconds, not below 0, that have an end")
         for origin in self.origins:
             if not _ORIGIN.fullmatch(origin):
                 raise InvalidConfig(
