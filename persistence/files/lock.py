@@ -12,9 +12,11 @@ from filelock import FileLock, Timeout
 from kvactors.persistence.errors import StoreAlreadyOpen, StoreLocked, StoreNotWritable
 from kvactors.persistence.files.atomic import Files
 
-__all__ = ["LOCK_NAME", "StoreLock"]
+__all__ = ["LOCK_NAME", "PATIENCE", "StoreLock"]
 
 LOCK_NAME = "store.lock"
+# Seconds: who only looks whether somebody has it has it for a moment.
+PATIENCE = 0.1
 
 # By device and inode: two spellings of a path are one store.
 _open_here: WeakValueDictionary[tuple[int, int], StoreLock] = WeakValueDictionary()
@@ -38,7 +40,7 @@ class StoreLock:
         # Opened on one thread and closed on another: the lock belongs to the process.
         self._lock = FileLock(path, mode=0o600, thread_local=False)
         try:
-            self._lock.acquire(blocking=False)
+            self._lock.acquire(timeout=PATIENCE, poll_interval=PATIENCE / 20)
         except Timeout:
             raise StoreLocked(root, _read_pid(path)) from None
         except OSError as error:

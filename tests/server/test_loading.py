@@ -72,6 +72,19 @@ def ports_are_given_twice(true: Any) -> Any:
     return partial(true, reuse_port=True)
 
 
+@bug(socket, "getaddrinfo")
+def names_have_both_families(true: Any) -> Any:
+    def addresses(host: str, port: int, family: int = 0, kind: int = 0, *more: int) -> Any:
+        return [
+            address
+            for one, name in ((socket.AF_INET6, "::1"), (socket.AF_INET, host))
+            if family in (0, one)
+            for address in true(name, port, one, kind, *more)
+        ]
+
+    return addresses
+
+
 def test_a_port_that_somebody_listens_on_is_taken_where_a_system_gives_it_twice() -> None:
     with (
         seeded(ports_are_given_twice),
@@ -138,3 +151,12 @@ def test_a_program_that_is_interrupted_while_its_server_begins_ends() -> None:
 
     assert ended.returncode == -signal.SIGINT
     assert "it serves" not in ended.stdout
+
+
+def test_who_listens_on_another_family_of_addresses_has_not_taken_the_port() -> None:
+    with (
+        socket.create_server(("::1", 0), family=socket.AF_INET6) as other,
+        seeded(names_have_both_families),
+        listen(Settings(port=other.getsockname()[1], host="localhost")) as listening,
+    ):
+        assert listening.family == socket.AF_INET

@@ -215,7 +215,7 @@ def test_of_many_that_begin_alike_some_are_looked_at() -> None:
     def steps(agents: int) -> int:
         index, counted = begun(agents, "cache:same"), list[None]()
         index.connection.set_progress_handler(lambda: counted.append(None), 100)
-        assert not any(index.shared([START], "", 0))
+        assert not any(index.shared([START], "", "{}", 0))
         assert len(index.beginnings(START, "{}")) == SOME
         assert index.beginnings(START, '{"run": ""}') == []
         index.connection.set_progress_handler(None, 0)

@@ -1,5 +1,6 @@
 """Who goes a conversation on, of all who know some of it, and how much is looked at for that."""
 
+import json
 import sqlite3
 from pathlib import Path
 from typing import Literal
@@ -9,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvactors.actors.frontends.server.exchange.events import Reuse
-from kvactors.actors.frontends.server.exchange.inquiry import Client, Inquiry, Message, Role
-from kvactors.actors.frontends.server.identity.canonical import canonical
+from kvactors.actors.frontends.server.exchange.inquiry import Client, Inquiry, Message, Role, Tool
+from kvactors.actors.frontends.server.identity.canonical import canonical, tool_marks
 from kvactors.actors.frontends.server.identity.conversation import read
 from kvactors.actors.frontends.server.identity.index import SOME, Index, Known, Place
 from kvactors.actors.frontends.server.identity.resolve import Resolver
@@ -39,16 +40,18 @@ class Counting(Sealed):
         return super().read(written)
 
 
-def conversation(many: int, thread: str = "mine") -> tuple[Inquiry, tuple[bytes, ...]]:
+def conversation(
+    many: int, thread: str = "mine", *tools: Tool
+) -> tuple[Inquiry, tuple[bytes, ...]]:
     """A conversation of so `many` messages, and a hash of it up to each."""
     roles: tuple[Literal["user", "assistant"], ...] = ("user", "assistant")
     said = tuple(Message(roles[n % 2], f"message {n}") for n in range(many))
-    inquiry = Inquiry(said, Client(thread=thread))
+    inquiry = Inquiry(said, Client(thread=thread), tools)
     return inquiry, read(inquiry, (), None).hashes
 
 
-def knows(index: Index, agent: str, thread: str, *places: Place) -> None:
-    known = Known(agent, "", thread and f"thread:{thread}", "{}", "{}", named=False)
+def knows(index: Index, agent: str, thread: str, *places: Place, tools: str = "{}") -> None:
+    known = Known(agent, "", thread and f"thread:{thread}", tools, "{}", named=False)
     index.begin(known)
     index.note(known, 0, places)
 
@@ -137,6 +140,20 @@ def test_of_very_many_who_know_the_same_one_who_ends_there_and_is_free_goes_on()
     index.close()
 
 
+def test_of_very_many_who_end_there_one_who_has_the_tools_that_are_asked_for_goes_on() -> None:
+    edit = Tool("edit")
+    said, hashes = conversation(3, "", edit)
+    index = Index(None)
+    crowd(index, 4 * SOME, "here", *hashes[:2])
+    mine = (Place(hash_, "with tools", n, "", "{}") for n, hash_ in enumerate(hashes[:2], 1))
+    knows(index, "with tools", "", *mine, tools=json.dumps(tool_marks([edit])))
+
+    plan = Resolver(index, (), lambda at: "end" if at.last else "within").plan(said, set())
+
+    assert (plan.known.agent_id, plan.keep, plan.fresh) == ("with tools", 2, False)
+    index.close()
+
+
 def test_who_ends_where_is_known_of_an_index_of_before(tmp_path: Path) -> None:
     path = tmp_path / "clients.db"
     _, hashes = conversation(3)
@@ -144,12 +161,12 @@ def test_who_ends_where_is_known_of_an_index_of_before(tmp_path: Path) -> None:
     crowd(index, 1, "here", *hashes)
     index.close()
     with sqlite3.connect(path) as old:
-        old.executescript("drop index ends_of; alter table agents drop column ends")
+        old.executescript("drop index ends_with; alter table agents drop column ends")
     old.close()
 
     again = Index(path)
 
-    found = [place for some in again.shared(hashes, "", 0) for place in some]
+    found = [place for some in again.shared(hashes, "", "{}", 0) for place in some]
     assert [place.turns for place in found] == [3, 2, 1]
     assert [place.turns for place in found if place.last] == [3]
     again.close()

@@ -167,7 +167,7 @@ def test_places_of_an_index_of_before_have_the_notes_of_their_agents(tmp_path: P
 
     again = Index(path)
 
-    assert [place.notes for some in again.shared([b"0"], "", 0) for place in some] == [
+    assert [place.notes for some in again.shared([b"0"], "", "{}", 0) for place in some] == [
         '{"date": "today"}'
     ]
     again.close()
@@ -182,7 +182,7 @@ def test_notes_of_before_they_were_sealed_are_read_and_without_the_key_none(tmp_
         known = Known(name, "", "", "{}", told, named=False)
         index.begin(known)
         index.note(known, 0, [Place(b"0", name, 1, "mark", told)])
-        found = {place.notes for some in index.shared([b"0"], "", 0) for place in some}
+        found = {place.notes for some in index.shared([b"0"], "", "{}", 0) for place in some}
         ann = index.known("ann")
         assert ann is not None
         index.close()

@@ -1,6 +1,8 @@
 """Settings that cannot work are refused before anything is loaded."""
 
 import math
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,41 @@ def test_a_server_that_cannot_be_made_leaves_its_index_to_the_next(
 
     with serve(system, port=0, index=index):
         assert failed.traceback, "it holds the one that could not be made"
+
+
+def test_a_server_that_never_began_leaves_its_index_when_it_is_stopped(
+    system: AgentSystem, tmp_path: Path
+) -> None:
+    index = tmp_path / "clients.db"
+    never = serve(system, port=0, index=index)
+    with pytest.raises(InvalidConfig, match="another server has"):
+        serve(system, port=0, index=index)
+
+    never.stop()
+
+    with serve(system, port=0, index=index):
+        assert never.model
+
+
+def test_an_index_that_cannot_be_read_is_let_go(system: AgentSystem, tmp_path: Path) -> None:
+    index = tmp_path / "clients.db"
+    with closing(sqlite3.connect(index)) as newer:
+        newer.execute("pragma user_version = 9")
+    with pytest.raises(InvalidConfig, match="of a newer version") as refused:
+        serve(system, port=0, index=index)
+    index.unlink()
+
+    with serve(system, port=0, index=index):
+        assert refused.traceback, "it holds the one that could not be made"
+
+
+def test_an_index_in_a_folder_that_is_not_there_makes_none(
+    system: AgentSystem, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidConfig, match="no folder"):
+        serve(system, port=0, index=tmp_path / "not" / "there" / "clients.db")
+
+    assert not any(tmp_path.glob("not"))
 
 
 def rules(path: Path, pattern: str, tell: str = "{}") -> Path:

@@ -83,7 +83,12 @@ class Index:
         self._texts = texts
         self._clock = clock
         self._lock = None if path is None else locked(path)
-        self._db = opened(path)
+        try:
+            self._db = opened(path)
+        except BaseException:
+            if self._lock is not None:
+                self._lock.release()
+            raise
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -109,16 +114,21 @@ class Index:
             ).fetchall()
             yield [self._place(*row) for row in rows]
 
-    def shared(self, chains: Sequence[bytes], thread: str, busy: int) -> Iterator[list[Place]]:
+    def shared(
+        self, chains: Sequence[bytes], thread: str, tools: str, busy: int
+    ) -> Iterator[list[Place]]:
         """As `places`, but some of anybody's, one of the `chains` after the other. Of agents of the
-        `thread` that end there so many more are among them as are `busy`."""
+        `thread` that end there so many more are among them as are `busy`, and as many of those that
+        have these `tools`, as JSON."""
         for chain in _noted(self._db, chains):
             rows = self._db.execute(
                 f"{_PLACES} and chain = :chain and agent in ("
                 f"select * from (select agent from places where chain = :chain limit {SOME}) union"
                 " select * from (select agent from agents where ends = :chain and thread = :thread"
-                " limit :ending))",
-                {"chain": chain, "thread": thread, "ending": SOME + busy},
+                " limit :ending) union"
+                " select * from (select agent from agents where ends = :chain and thread = :thread"
+                " and tools = :tools limit :ending))",
+                {"chain": chain, "thread": thread, "tools": tools, "ending": SOME + busy},
             ).fetchall()
             yield [self._place(*row) for row in rows]
 

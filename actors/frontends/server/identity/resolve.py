@@ -146,7 +146,7 @@ class Resolver:
         name = self._name(client)
         own = {name, *(self._index.thread(client.tenant, thread) if thread else ())} - {""}
         best: _Found | None = None
-        for place in self._ranked(hashes, own, busy, thread, said.told):
+        for place in self._ranked(hashes, own, busy, thread, said):
             if best is not None and (best.place.chain != place.chain or best.goes_on):
                 break
             if best is not None and (not place.last or place.agent_id in busy):
@@ -168,11 +168,17 @@ class Resolver:
         return best
 
     def _ranked(
-        self, hashes: Sequence[bytes], own: set[str], busy: set[str], thread: str, notes: str
+        self,
+        hashes: Sequence[bytes],
+        own: set[str],
+        busy: set[str],
+        thread: str,
+        conversation: Conversation,
     ) -> Iterator[Place]:
         """The places of `hashes`: of `own` agents before some of others, those of the `thread` that
-        are not `busy` among them; long ones before short ones, and those with these `notes` first.
-        """
+        are not `busy` among them; long ones before short ones, and those first that were told what
+        the `conversation` tells."""
+        notes, tools = conversation.told, _tools_of(conversation.tools)
         long = {hash_: number for number, hash_ in enumerate(hashes)}
 
         def ranked(some: list[Place]) -> list[Place]:
@@ -180,7 +186,7 @@ class Resolver:
 
         for some in self._index.places(hashes, own):
             yield from ranked(some)
-        for some in self._index.shared(hashes, thread, len(busy)):
+        for some in self._index.shared(hashes, thread, tools, len(busy)):
             yield from (place for place in ranked(some) if place.agent_id not in own)
 
     def _anew(self, client: Client, tools: dict[str, str], busy: set[str]) -> Known:

@@ -44,13 +44,16 @@ ENDS = (
 
 def locked(path: Path) -> FileLock:
     """The file `path` for one server alone, until released. Raises InvalidConfig."""
+    if not path.parent.is_dir():
+        raise InvalidConfig(f"{path.parent} is no folder: there is no room for {path.name}")
     # Opened on one thread and closed on another: the lock belongs to the process.
     lock = FileLock(f"{path}.lock", mode=0o600, thread_local=False)
     try:
         lock.acquire(blocking=False)
     except Timeout:
         raise InvalidConfig(
-            f"another server has {path} open: end it, or give this one an index= of its own"
+            f"another server has {path} open: end it, or give this one an index= of its own, by "
+            "--store where it is `kvactors serve`"
         ) from None
     return lock
 
@@ -107,7 +110,10 @@ def _renew(database: sqlite3.Connection, version: int) -> None:
             "alter table agents add column ends blob not null default x'';"
             f"update agents set ends = {ENDS};"
         )
-    database.execute("create index if not exists ends_of on agents(ends, thread)")
+    database.executescript(
+        "drop index if exists ends_of;"
+        "create index if not exists ends_with on agents(ends, thread, tools)"
+    )
     if "notes" not in _columns(database, "places"):
         # Before, an agent's last notes stood for all its places.
         database.executescript(

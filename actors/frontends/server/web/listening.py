@@ -32,7 +32,7 @@ def listen(settings: Settings) -> socket.socket:
     host, port = settings.host, settings.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        if port and _answers(host, port):
+        if port and _answers(family, host, port):
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
@@ -81,13 +81,12 @@ def loading(listening: socket.socket, gate: Gate) -> Iterator[None]:
         thread.join()
 
 
-def _answers(host: str, port: int) -> bool:
-    """Whether somebody has a port: macOS gives that of all addresses again, for one of them."""
-    try:
-        socket.create_connection((host, port), timeout=1).close()
-    except OSError:
-        return False
-    return True
+def _answers(family: int, host: str, port: int) -> bool:
+    """Whether somebody has a port: macOS gives that of all addresses again, for one of them. Raises
+    OSError where the host has no address of the `family`."""
+    with socket.socket(family) as asking:
+        asking.settimeout(1)
+        return asking.connect_ex((host, port)) == 0
 
 
 async def _wait(scope: Scope, receive: Receive, send: Send) -> None:

@@ -101,6 +101,8 @@ class Server:
         self._server.should_exit = True
         if self._thread.ident is not None:
             self._thread.join()
+        else:
+            self.service.claims.close()
 
     def __enter__(self) -> Self:
         return self.start()
