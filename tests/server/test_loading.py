@@ -95,6 +95,15 @@ def test_a_port_that_somebody_listens_on_is_taken_where_a_system_gives_it_twice(
         pass
 
 
+def test_pieces_of_an_answer_do_not_wait_for_each_other() -> None:
+    with (
+        listen(Settings(port=0)) as listening,
+        socket.create_connection(listening.getsockname(), WAIT),
+        listening.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_a_server_takes_more_connections_than_a_shell_lets_it_have_at_first() -> None:
     child = run_child(MORE)
 

@@ -226,6 +226,7 @@ def test_who_is_refused_hears_it_after_all_that_was_on_its_way(
 
     head, _, body = said.partition(b"\r\n\r\n")
     assert head.startswith(f"HTTP/1.1 {status} ".encode())
+    assert b"connection: close" in head.lower().split(b"\r\n")
     assert json.loads(body)["error"]["message"]
 
 

@@ -80,7 +80,9 @@ class Gate:
 
     def too_large(self, path: str) -> Failure:
         """What a body to this `path` is refused with that is longer than it may be."""
-        return Failure(413, f"the body has more than {self.most(path)} bytes")
+        said = f"the body has more than {self.most(path)} bytes"
+        # The rest of it would be read for the next request.
+        return Failure(413, said, headers={"Connection": "close"})
 
     def too_long(self) -> Failure:
         """What headers are refused with that are longer than they may be."""
