@@ -91,9 +91,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [one for one in items if one not in gone]
 
 
-def pytest_collection_finish() -> None:
-    """What imports and collection made stays: an engine collects garbage when it is made, and a
-    run makes thousands of them."""
+@pytest.fixture(scope="module", autouse=True)
+def what_is_there_stays() -> None:
+    """What imports, collection and caches have made: an engine collects garbage when it is made,
+    and a run makes thousands of them."""
     gc.collect()
     gc.freeze()
 
