@@ -2,7 +2,7 @@
 anywhere. With replication off it is lost, so that these tests would see it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from typing import Any
 
@@ -11,7 +11,7 @@ from lives import SETTINGS, Cluster
 from losing import the_replica_gets_nothing
 from seeded import bug, seeded
 
-from kvactors.actors.cluster.protocol.client import forget
+from kvactors.actors.cluster.protocol.client import Client, forget
 from kvactors.actors.cluster.protocol.errors import Unanswered, UnknownAgent, Unreachable
 from kvactors.actors.cluster.protocol.interfaces import Record
 from kvactors.actors.cluster.protocol.records import Settings
@@ -21,7 +21,21 @@ from kvactors.actors.cluster.testing.steps import Armed
 from kvactors.actors.cluster.testing.world import DIRECTORY
 
 Make = Callable[[int], Cluster]
+Turn = Callable[[Client, dict[str, Any], float], Awaitable[dict[str, Any]]]
 TURNS = [f"turn {number}" for number in range(5)]
+# An attempt that fails does so before that.
+LONG = SETTINGS.lease + 10 * SETTINGS.call + 1
+
+
+async def told(client: Client, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """What alice answers to it."""
+    return dict((await client.turn("alice", request, seconds))["answer"])
+
+
+async def streamed(client: Client, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The same, of a stream."""
+    items = [item async for item in client.stream("alice", request, seconds)]
+    return dict(next(item["answer"] for item in items if "answer" in item))
 
 
 def lose(three: Cluster, node: str) -> None:
@@ -152,6 +166,37 @@ def test_a_turn_that_its_owner_cannot_begin_is_given_up_however_late_it_fails() 
         one.spawns("alice")
         with seeded(turns_fail_late), pytest.raises(Unanswered):
             one.does(one.client.turn("alice", {"id": "r-one", "text": "one"}, 60))
+
+
+@pytest.mark.parametrize("turn", [told, streamed])
+@pytest.mark.parametrize(("seconds", "ends"), [(3 * LONG, 3), (LONG, 99)])
+def test_a_turn_outlasts_a_few_nodes_and_one_that_ends_more_of_them_is_given_up(
+    cluster: Make, turn: Turn, seconds: float, ends: int
+) -> None:
+    three = cluster(3)
+    world, ended = three.world, list[str]()
+    three.spawns("alice")
+
+    @bug(ModelHost, "turn")
+    def turns_end_their_node(true: Any) -> Any:
+        async def turn(host: ModelHost, agent: str, request: Record, tell: Any) -> Any:
+            if len(ended) < ends:
+                ended.append(world.machines[DIRECTORY].server.registry.places[agent].node)
+                world.loop.call_later(seconds, world.kill, ended[-1])
+                world.loop.call_later(seconds + 0.1, world.start, ended[-1])
+                await asyncio.sleep(2 * seconds)
+            return await true(host, agent, request, tell)
+
+        return turn
+
+    with seeded(turns_end_their_node):
+        asked = turn(three.client, {"id": "r-one", "text": "one"}, 2 * LONG)
+        if ends < 99:
+            assert three.does(asked)["index"] == 0
+        else:
+            with pytest.raises(Unanswered):
+                three.does(asked)
+            assert len(ended) < 9
 
 
 def test_who_is_let_go_of_by_a_node_that_stands_still_is_taken_over_as_others_are(
