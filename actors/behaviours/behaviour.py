@@ -124,8 +124,8 @@ class AgentBehaviour:
         return _bound(self).publish(topic, message)
 
     def watch(self, agent: str | Agent) -> ReplyFuture[None]:
-        """Get a Terminated message when that agent's behaviour ends, or has ended; one, though it
-        be said again (in `on_start`, after a restart)."""
+        """Get a Terminated message when that agent's behaviour ends; one, though it be said again
+        (in `on_start`, after a restart). If none runs, at once, each time it is said."""
         _bound(self).watch(agent)
         return resolved()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 import pytest
-from behaviours import GOES_ON, DoesBlocking, Echo, Recorder
+from behaviours import GOES_ON, Does, DoesBlocking, Echo, Recorder
 
 from kvactors.actors import (
     Agent,
@@ -100,6 +100,32 @@ def test_who_watches_anew_after_each_restart_is_told_once(system: AgentSystem) -
 
     assert system.wait_idle(WAIT)
     assert watches.seen == [(Terminated("other", None), None)]
+
+
+def test_who_watches_one_that_has_ended_is_told_each_time_and_one_that_runs_once(
+    system: AgentSystem,
+) -> None:
+    class WatchesTwice(Recorder):
+        def on_message(self, message: Any, sender: Agent | None) -> int:
+            if message != "watch":
+                return super().on_message(message, sender)
+            self.watch("other")
+            self.watch("other")
+            return 0
+
+    watches = WatchesTwice()
+    other = system.spawn("other", behaviour=Does())
+    watcher = system.spawn("watcher", behaviour=watches)
+    told = [(Terminated("other", None), None)]
+
+    watcher.request("watch").get(timeout=WAIT)
+    other.deliver(AgentBehaviour.stop)
+    assert system.wait_idle(WAIT)
+    assert watches.seen == told
+
+    watcher.request("watch").get(timeout=WAIT)
+    assert system.wait_idle(WAIT)
+    assert watches.seen == 3 * told
 
 
 def test_a_journal_of_before_has_no_word_of_what_was_observed_or_taken_back(tmp_path: Path) -> None:
