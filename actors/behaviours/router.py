@@ -63,6 +63,8 @@ class MessageRouter:
         self.journal: Journal | None = None
         self.elsewhere: Elsewhere = nowhere
         self.letters: deque[DeadLetter] = deque(maxlen=MOST_LETTERS)
+        # Why what was sent to whom is lost, as the log has said it.
+        self._warned: dict[str, str] = {}
         self._find = find
         self.after = after
         self._lock = threading.RLock()
@@ -77,6 +79,7 @@ class MessageRouter:
         with self._lock:
             self._receivers[agent.agent_id] = receiver
             agent.ended_by = None
+            self._warned.pop(agent.agent_id, None)
 
     def remove(self, agent: Agent, cause: BaseException | None) -> list[Watcher]:
         """It gets no more, and watches nobody; whom to tell."""
@@ -110,12 +113,7 @@ class MessageRouter:
 
     # -- mail --------------------------------------------------------------------------
 
-    def post(
-        self,
-        to: str,
-        message: Any,
-        sender: Agent | None,
-    ) -> ReplyFuture[None]:
+    def post(self, to: str, message: Any, sender: Agent | None) -> ReplyFuture[None]:
         """Send a `message` of `sender` `to` an agent; the future resolves when it is in the
         mailbox, or a dead letter."""
         return self._post(Deliver(message, sender, to, None, self))
@@ -199,10 +197,13 @@ class MessageRouter:
         sender = None if deliver.sender is None else deliver.sender.agent_id
         letter = DeadLetter(deliver.message, sender, deliver.receiver, str(reason))
         with self._lock:
-            lost = isinstance(error, Undelivered) and all(
-                known.reason != letter.reason for known in reversed(self.letters)
-            )
             self.letters.append(letter)
+            said = self._warned.get(letter.receiver)
+            lost = isinstance(error, Undelivered) and said != letter.reason
+            if lost:
+                if len(self._warned) >= MOST_LETTERS:
+                    self._warned.clear()
+                self._warned[letter.receiver] = letter.reason
         level = logging.WARNING if lost else logging.DEBUG
         logger.log(level, "dead letter to %r: %s", deliver.receiver, reason)
         if not isinstance(deliver.message, DeadLetter):

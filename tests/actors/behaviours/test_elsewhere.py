@@ -106,6 +106,28 @@ def test_a_message_that_was_told_and_refused_there_is_a_dead_letter_here(
     assert isinstance(told.error, MailboxFull) is isinstance(error, MailboxFull)
 
 
+def test_why_what_was_told_elsewhere_is_lost_is_warned_of_once_an_agent_unless_many_have_lost_some(
+    open_system: OpenSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = open_system(store=False)
+    router = here.parts.router
+
+    def lose(agent: str, why: str) -> None:
+        sent: ReplyFuture[Any] = ReplyFuture()
+        sent.reject(Undelivered(why))
+        router.elsewhere = lambda _deliver: sent
+        router.post(agent, "message", None)
+
+    for why in ("gone", "gone", "its node, too"):
+        lose("far", why)
+    assert caplog.messages == [f"dead letter to 'far': {why}" for why in ("gone", "its node, too")]
+
+    for number in range(1000):
+        lose(f"far-{number}", "gone")
+    lose("far", "its node, too")
+    assert len(caplog.messages) == 2 + 1000 + 1
+
+
 def test_who_waits_too_long_for_an_answer_from_elsewhere_gives_it_up(
     open_system: OpenSystem,
 ) -> None:

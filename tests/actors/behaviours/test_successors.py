@@ -128,6 +128,19 @@ def test_who_watches_one_that_has_ended_is_told_each_time_and_one_that_runs_once
     assert watches.seen == 3 * told
 
 
+def test_of_each_behaviour_that_has_ended_the_first_message_it_lost_is_warned_of(
+    system: AgentSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        agent = system.spawn("agent", behaviour=Does())
+        agent.deliver(AgentBehaviour.stop)
+        assert system.wait_idle(WAIT)
+        for _ in range(2):
+            agent.deliver("lost").get(timeout=WAIT)
+
+    assert caplog.messages == 2 * ["dead letter to 'agent': the behaviour of 'agent' has ended"]
+
+
 def test_a_journal_of_before_has_no_word_of_what_was_observed_or_taken_back(tmp_path: Path) -> None:
     turn = {"text": "yes", "token_ids": [1], "finish_reason": "stop", "scores": None}
     records = [
