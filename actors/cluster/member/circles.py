@@ -14,14 +14,13 @@ from uuid import uuid4
 from kvactors.actors.cluster.protocol.client import Client
 from kvactors.actors.cluster.protocol.errors import ClusterError
 from kvactors.actors.cluster.protocol.interfaces import Transport
+from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.runtime.waits import Answer, Waits, ask_cycle
 
 __all__ = ["Circles", "new_ticket"]
 
-LOOK = 1.0
-"""Seconds after which a wait without a limit is looked at; then twice as many each time ..."""
 SELDOM = 64.0
-"""... up to these."""
+"""Seconds between two looks at one wait, at most: they are twice as many each time."""
 LONGEST = 1_000
 """Of a circle."""
 
@@ -36,26 +35,28 @@ def new_ticket() -> str:
 
 class Circles:
     """Those that answers in `waits` of one node are part of. `client` knows the owners, which
-    `transport` reaches; each call is waited for for `seconds`."""
+    `transport` reaches; `settings` say when it looks, and how long each call is waited for."""
 
-    def __init__(self, waits: Waits, client: Client, transport: Transport, seconds: float) -> None:
+    def __init__(
+        self, waits: Waits, client: Client, transport: Transport, settings: Settings
+    ) -> None:
         self._waits, self._client, self._transport = waits, client, transport
-        self._seconds = seconds
+        self._seconds, self._least = settings.call, settings.look
         # When each is looked at next, and how long after that again.
         self._looks: dict[Answer, tuple[float, float]] = {}
 
     async def run(self) -> None:
         """Look, until cancelled."""
         while True:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(self._least)
             for answer in self._due():
                 with suppress(ClusterError):
                     await self._look(answer)
 
     def _due(self) -> list[Answer]:
         now = time.monotonic()
-        waiting = [answer for answer in self._waits.endless(LOOK) if answer.ticket]
-        self._looks = {answer: self._looks.get(answer, (now, LOOK)) for answer in waiting}
+        waiting = [answer for answer in self._waits.endless(self._least) if answer.ticket]
+        self._looks = {answer: self._looks.get(answer, (now, self._least)) for answer in waiting}
         due = [answer for answer, (at, _) in self._looks.items() if at <= now]
         for answer in due:
             _, pause = self._looks[answer]
@@ -66,7 +67,7 @@ class Circles:
         circle = await self._circle(answer)
         if not circle or answer.ticket != max(ticket for _, ticket in circle):
             return
-        if await self._circle(answer) == circle and answer in self._waits.endless(LOOK):
+        if await self._circle(answer) == circle and answer in self._waits.endless(self._least):
             answer.reject(ask_cycle([agent for agent, _ in circle]))
 
     async def _circle(self, answer: Answer) -> list[tuple[str, str]]:

@@ -125,7 +125,7 @@ def _over(
         backups=backups,
     )
     doors.open(node)
-    circles = Circles(system.parts.lifecycle.waits, link.client, near, settings.call)
+    circles = Circles(system.parts.lifecycle.waits, link.client, near, settings)
     return Member(node, system, behaviours, circles)
 
 

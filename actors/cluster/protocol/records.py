@@ -100,6 +100,8 @@ class Settings:
     """By which part a clock may go too fast or too slow."""
     call: float = 1.0
     """Seconds after which an answer of another node is waited for no more, a turn's apart."""
+    look: float = 1.0
+    """Seconds after which a wait without a limit is looked at, whether it is one of a circle."""
     bring: float = 60.0
     """Seconds after which an agent's memory has been on its way to another node for too long; what
     has arrived stays there, for the next try."""

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 from talking import Gate
-from together import Together
+from together import LOOK, Together
 
 from kvactors import AskCycle, Supervision
 from kvactors.actors.cluster.agents.handle import ClusterAgent
-from kvactors.actors.cluster.member.circles import LOOK, Circles, new_ticket
+from kvactors.actors.cluster.member.circles import Circles, new_ticket
+from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.runtime.waits import Answer, Waiter, Waits
 
 WAIT = 60
@@ -100,7 +101,7 @@ class Watched:
 
     async def looks(self, others: Others) -> bool:
         """Whether it was told that it is in a circle."""
-        circles = Circles(self.waits, others, others, 1.0)  # type: ignore[arg-type]
+        circles = Circles(self.waits, others, others, Settings(look=LOOK))  # type: ignore[arg-type]
         with self.waits.waiting(Waiter(self.waits, "a", "a"), self.answer):
             self.now += 2 * LOOK
             looking = asyncio.create_task(circles.run())

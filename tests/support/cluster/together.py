@@ -18,9 +18,11 @@ from kvactors.actors.cluster.protocol.errors import ClusterError
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.cluster.protocol.wire import pack
 
-__all__ = ["Together"]
+__all__ = ["LOOK", "Together"]
 
 PATIENCE = 60.0
+# Seconds: tests of circles wait for some looks.
+LOOK = 0.1
 
 
 class Tapped(DirectTransport):
@@ -62,7 +64,7 @@ class Together:
     ) -> None:
         self.folder, self.names = folder, names
         self._models = models or {}
-        self.settings = Settings(key=key_name(key), served=served)
+        self.settings = Settings(key=key_name(key), served=served, look=LOOK)
         self.transport = Tapped()
         self.loop = LoopThread("together")
         self._members: dict[str, Member] = {}
