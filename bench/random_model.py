@@ -1,15 +1,35 @@
 """The random models that benchmarks share: llamas of a size that two cores can run."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["DESCRIPTION", "VOCABULARY", "endless_llama", "paced_llama", "random_llama"]
+__all__ = [
+    "DESCRIPTION",
+    "SMALL",
+    "VOCABULARY",
+    "endless_llama",
+    "paced_llama",
+    "random_llama",
+    "small_llama",
+    "unnamed",
+]
 
 VOCABULARY = 8192
 DESCRIPTION = (
     "random llama, float32, 8 layers, hidden 512, 8 heads, 4 KV heads, head dim 64, "
     "feed-forward 1024, vocabulary 8,192"
 )
+SMALL = (
+    "random llama, float32, 2 layers, hidden 64, 2 heads, 1 KV head, head dim 64, "
+    "feed-forward 128, vocabulary 8,192"
+)
+
+
+def unnamed(*, quick: bool) -> tuple[Callable[[], Any], str]:
+    """What is measured where no model is named, and its description: a smaller one for a `quick`
+    run, which shows no more than that it runs."""
+    return (small_llama, SMALL) if quick else (random_llama, DESCRIPTION)
 
 
 def random_llama() -> tuple[Any, Any]:
@@ -20,6 +40,17 @@ def random_llama() -> tuple[Any, Any]:
         intermediate_size=1024,
         num_attention_heads=8,
         num_key_value_heads=4,
+        head_dim=64,
+        max_position_embeddings=32_768,
+    )
+
+
+def small_llama() -> tuple[Any, Any]:
+    """The same in small: it is loaded, and its kernels are measured, in a part of the time."""
+    return endless_llama(
+        hidden_size=64,
+        num_attention_heads=2,
+        num_key_value_heads=1,
         head_dim=64,
         max_position_embeddings=32_768,
     )

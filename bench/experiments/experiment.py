@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kvactors.bench.random_model import DESCRIPTION, random_llama
+from kvactors.bench.random_model import DESCRIPTION, random_llama, unnamed
 from kvactors.bench.report import Origin, aligned, origin, print_json, print_table
 from kvactors.bench.setup import QUICK, TABLE, Setup, endless
 from kvactors.core import blas
@@ -70,8 +70,9 @@ def begin(
     model: str = DESCRIPTION,
 ) -> Experiment:
     """The experiment `name` as the `arguments` ask for it, with `--help` as `described`: of the
-    random `model` that `source` makes, or of any other; where that is None, of the one that it
-    loads itself. Sets BLAS up, before anybody loads MLX."""
+    random `model` that `source` makes (a small one instead of the default one, if it is quick), or
+    of any other; where that is None, of the one that it loads itself. Sets BLAS up, before anybody
+    loads MLX."""
     parser = argparse.ArgumentParser(
         description=described, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -84,6 +85,8 @@ def begin(
     blas.preload()
     if chosen := getattr(options, "model", None):
         source, model = endless(chosen), chosen
+    elif source is random_llama:
+        source, model = unnamed(quick=options.quick)
     scale = replace(QUICK, runs=1) if options.quick else replace(TABLE, runs=RUNS)
     setup = Setup(scale, source or random_llama)
     return Experiment(name, setup, options.quick, options.plot, options.page, model, origin())

@@ -18,7 +18,7 @@ from typing import Any
 
 from kvactors.actors import AgentSystem, Sampling
 from kvactors.actors.system.observe.recorder import Recorder
-from kvactors.bench.random_model import DESCRIPTION, random_llama
+from kvactors.bench.random_model import unnamed
 from kvactors.bench.report import print_json, print_table
 from kvactors.core.trace import DecodeStep, Tracer, TurnEnded, TurnQueued, TurnStarted
 
@@ -46,10 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cost = _cost(_turn, telemetry, count // 10, steps=False)
         events.append(("a turn, OpenTelemetry without a provider", cost))
     print_table("Microseconds of CPU for an event.", ("", "us"), events)
-    models = {"tiny": _tiny, "random": random_llama}
+    random, described = unnamed(quick=quick)
+    models = {"tiny": _tiny, "random": random}
     steps = [(name, *_decoding(model, runs, tokens)) for name, model in models.items()]
     print_table(
-        f"CPU time of a decode step of {ROWS} rows. tiny: the tests' model; random: {DESCRIPTION}.",
+        f"CPU time of a decode step of {ROWS} rows. tiny: the tests' model; random: {described}.",
         ("model", "off ms", "recorded ms", "ratio"),
         steps,
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from kvactors.bench.random_model import DESCRIPTION, random_llama
+from kvactors.bench.random_model import unnamed
 from kvactors.bench.report import Origin, origin, print_table
 from kvactors.bench.setup import QUICK, Scale, Setup, endless
 from kvactors.bench.table.curves import CURVES, Curve
@@ -141,8 +141,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--plot", type=Path, help="write a PNG here (needs kvactors[plot])")
     parser.add_argument("--json", type=Path, help="write the points here, over those of before")
     options = parser.parse_args(arguments)
-    source = random_llama if options.model is None else endless(options.model)
-    model, scale = options.model or DESCRIPTION, QUICK if options.quick else GROWTH
+    source, model = unnamed(quick=options.quick)
+    if options.model is not None:
+        source, model = endless(options.model), options.model
+    scale = QUICK if options.quick else GROWTH
     try:
         figures = Figures(options.json, model, scale, "growth")
     except InvalidConfig as error:

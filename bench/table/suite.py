@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvactors.bench.cluster import crossing, directory, joining, several
-from kvactors.bench.random_model import DESCRIPTION, random_llama
+from kvactors.bench.random_model import unnamed
 from kvactors.bench.regime import Outcome, Regime, matching, run
 from kvactors.bench.report import print_table
 from kvactors.bench.serve import speed, traces
-from kvactors.bench.setup import Scale, Setup, endless
+from kvactors.bench.setup import QUICK, Scale, Setup, endless
 from kvactors.bench.steps import drafting, flat, guided, speculation
 from kvactors.bench.table import (
     decoding,
@@ -60,14 +60,16 @@ def run_suite(
     or what the machine does, all regimes, and how things grow, if asked to; at this `scale`. What
     ends it early, such as Ctrl-C, is raised behind the table of what was measured.
 
-    `model` None is the random llama of `kvactors.bench.random_model`. Writes `regimes.png` and
-    `growth.png` into `plot`, and one JSON object into `json`, where rows that are not measured stay
-    as they were. Raises InvalidConfig, before anything is measured, where a name matches none,
-    where `json` is of another model or scale, and where `plot` cannot be.
+    `model` None is the random llama of `kvactors.bench.random_model`, at the scale QUICK the small
+    one. Writes `regimes.png` and `growth.png` into `plot`, and one JSON object into `json`, where
+    rows that are not measured stay as they were. Raises InvalidConfig, before anything is measured,
+    where a name matches none, where `json` is of another model or scale, and where `plot` cannot
+    be.
     """
     chosen = choose(only)
-    setup = Setup(scale, random_llama if model is None else endless(model))
-    figures = Figures(json, model or DESCRIPTION, scale)
+    source, told = unnamed(quick=scale == QUICK) if model is None else (endless(model), model)
+    setup = Setup(scale, source)
+    figures = Figures(json, told, scale)
     if plot is not None:
         make_folder(plot)
     if not only:
@@ -81,12 +83,12 @@ def run_suite(
             figures.keep_row(outcomes[-1].as_json(), [each.name for each in REGIMES])
     finally:
         if outcomes:
-            title = _title(model or DESCRIPTION, scale)
+            title = _title(told, scale)
             print_table(title, COLUMNS, [each.row() for each in outcomes])
     if plot is not None:
         draw([outcome.as_json() for outcome in outcomes], plot / "regimes.png")
     if growth and not only:
-        curves = grow(setup, model or DESCRIPTION, plot and plot / "growth.png")
+        curves = grow(setup, told, plot and plot / "growth.png")
         figures.keep(growth=[curve.as_json() for curve in curves])
     return outcomes
 

@@ -117,6 +117,23 @@ def test_four_bits_take_what_the_formula_says(capsys: pytest.CaptureFixture[str]
     assert all(float(row[3]) == pytest.approx(float(row[4]), rel=0.02) for row in rows)
 
 
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_random_model_is_what_is_said_of_it_and_a_small_one_where_it_is_quick(
+    quick: bool,
+) -> None:
+    asked = begin("own", "", ["--quick"] * quick)
+
+    shape = asked.setup.source()[0].args
+
+    assert asked.model == (
+        f"random llama, float32, {shape.num_hidden_layers} layers, hidden {shape.hidden_size}, "
+        f"{shape.num_attention_heads} heads, {shape.num_key_value_heads} KV head"
+        f"{'s' * (shape.num_key_value_heads > 1)}, head dim {shape.head_dim}, "
+        f"feed-forward {shape.intermediate_size}, vocabulary {shape.vocab_size:,}"
+    )
+    assert (shape.hidden_size < 128) == quick
+
+
 def test_an_experiment_that_loads_its_own_model_takes_no_other(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from house import ROOT
 
-from kvactors.bench.random_model import DESCRIPTION
+from kvactors.bench.random_model import DESCRIPTION, SMALL
 from kvactors.bench.report import origin
 from kvactors.bench.setup import QUICK, Setup
 from kvactors.bench.table.curves import CURVES, Curve
@@ -102,7 +102,7 @@ def test_the_curves_that_were_measured_can_be_measured_again(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("content", "options", "said"),
     [
-        (RESULTS, ["--quick"], "has figures of the scale"),
+        (RESULTS.replace(DESCRIPTION, SMALL), ["--quick"], "has figures of the scale"),
         (RESULTS, ["--model", "other"], "has figures of the model"),
         (RESULTS.replace("growth", "suite", 1), [], "has figures of the bench suite"),
         ("no JSON", [], "has no figures of a bench"),
