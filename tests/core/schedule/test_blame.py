@@ -106,13 +106,14 @@ def test_a_row_that_cannot_be_moved_once_is_made_again_and_says_the_same(
     }
 
 
-def fails_for(tokens: int, place: str) -> Bug:
-    """A row of so many tokens can never be moved."""
+def fails_for(tokens: int, place: str, failed: list[int]) -> Bug:
+    """A row of so many tokens can never be moved; how long those were that were to be."""
 
     @bug(Arena, place)
     def never(true: Any) -> Any:
         def work(arena: Arena, source: Arena, row: int) -> Any:
-            if source.table.lengths[row] >= tokens:
+            if (length := source.table.lengths[row]) >= tokens:
+                failed.append(length)
                 raise RuntimeError(NO_MEMORY)
             return true(arena, source, row)
 
@@ -125,16 +126,15 @@ def test_a_row_that_can_never_be_moved_fails_alone_and_costs_the_others_one_begi
     load_grid: LoadGrid, make_engine: MakeEngine
 ) -> None:
     def three(engine: Engine) -> dict[str, Finished | Aborted]:
-        form = Sampling(max_tokens=100)
-        for name, tokens in (("small", 20), ("last", 30), ("big", 3000)):
-            engine.submit(make_request(name, [], prompt_of(tokens), form))
+        for name, tokens in (("small", 20), ("last", 30), ("big", 1000)):
+            engine.submit(make_request(name, [], prompt_of(tokens), LONG))
         ends: dict[str, Finished | Aborted] = {}
         while engine.busy:
             ends |= ended(engine)
         return ends
 
     plain, engine = three(make_engine(load_grid())), make_engine(load_grid())
-    discarded: list[int] = []
+    discarded, failed = list[int](), list[int]()
 
     @bug(RunningBatches, "discard")
     def counted(true: Any) -> Any:
@@ -144,10 +144,13 @@ def test_a_row_that_can_never_be_moved_fails_alone_and_costs_the_others_one_begi
 
         return discard
 
-    with seeded(fails_for(700, "take")), seeded(counted):
+    with seeded(fails_for(700, "take", failed)), seeded(counted):
         ends = three(engine)
 
     assert isinstance(ends["big"], Aborted)
+    assert NO_MEMORY in str(ends["big"].error)
+    # With the others, then alone, before its last token decodes.
+    assert failed == [999, 999]
     for name in ("small", "last"):
         assert said(ends[name]) == said(plain[name])
     assert [len(discarded), discarded[-1]] == [2, 1]
