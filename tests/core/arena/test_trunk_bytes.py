@@ -91,7 +91,8 @@ def test_what_they_take_grows_with_what_they_say(
 ) -> None:
     engine = make_engine(grid, clock=Ticks())
     known, names = forked(grid, engine, forks=4, tokens=4000)
-    all_answer(engine, known, names, own=50, answers=320)
+    # From 431 answers on, something may be spare.
+    all_answer(engine, known, names, own=50, answers=450)
     shares = []
 
     while len(engine.memory.running.answering) == len(names):
@@ -101,7 +102,7 @@ def test_what_they_take_grows_with_what_they_say(
         engine.step()
 
     print(f"{max(shares):.3f} of one beginning and what follows")
-    assert len(shares) > 290
+    assert len(shares) > 430
     assert max(shares) <= 1.15
 
 
