@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from kvactors.core.testing.models import Faulty, PlainTokenizer, snap_to_grid, t
 
 MakeEngine = Callable[..., Engine]
 LoadGrid = Callable[..., LoadedModel]
+Apart = Callable[[], dict[str, list[int]]]
 
 JSON = Grammar.json_schema(
     {
@@ -65,6 +67,12 @@ def alone(loaded: LoadedModel, make_engine: MakeEngine) -> dict[str, list[int]]:
     }
 
 
+@pytest.fixture(scope="module")
+def apart(load_grid: LoadGrid, make_engine: MakeEngine) -> Apart:
+    """What a grid model says in each of the turns alone, found out once."""
+    return cache(lambda: alone(load_grid(), make_engine))
+
+
 def text(tokens: list[int]) -> str:
     return "".join(map(chr, tokens)).rstrip("\0")
 
@@ -72,10 +80,10 @@ def text(tokens: list[int]) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "recurrent"])
 def test_rows_with_and_without_a_grammar_do_not_change_each_other(
-    load_grid: LoadGrid, load_family: LoadGrid, make_engine: MakeEngine, family: str
+    load_grid: LoadGrid, load_family: LoadGrid, make_engine: MakeEngine, apart: Apart, family: str
 ) -> None:
     loaded = load_grid() if family == "llama" else load_family("qwen3_next")
-    apart = alone(loaded, make_engine)
+    expected = apart() if family == "llama" else alone(loaded, make_engine)
     replaced: list[int] = []
 
     @bug(Guide, "take")
@@ -91,7 +99,7 @@ def test_rows_with_and_without_a_grammar_do_not_change_each_other(
         arrivals = [(4 * row, request) for row, request in enumerate(turns())]
         together = said(run_engine(make_engine(loaded), arrivals))
 
-    assert together == apart
+    assert together == expected
     assert replaced, "no token was taken back: the test says too little"
     for row in (0, 3):
         assert {"name", "tags"} <= set(json.loads(text(together[f"{row}"])))
@@ -131,27 +139,24 @@ def test_turns_that_give_way_go_on_with_their_grammars(
 
 
 def test_a_guide_that_does_not_follow_its_turn_is_seen(
-    load_grid: LoadGrid, make_engine: MakeEngine
+    load_grid: LoadGrid, make_engine: MakeEngine, apart: Apart
 ) -> None:
     @bug(Guide, "follow")
     def begins_again(true: Any) -> Any:
         return lambda guide, tokens: true(guide, [])
 
-    loaded = load_grid()
-    apart = alone(loaded, make_engine)
-    engine = make_engine(loaded)
+    engine = make_engine(load_grid())
 
     with seeded(begins_again):
         found = said(run_engine(engine, [(0, request) for request in turns()]))
 
     guided = {f"{row}" for row, form in enumerate(FORMS) if form.grammar}
-    assert {name for name in apart if found[name] != apart[name]} == guided
+    assert {name for name, tokens in apart().items() if found[name] != tokens} == guided
 
 
-def test_a_step_that_fails_costs_no_row_its_grammar(make_engine: MakeEngine) -> None:
+def test_a_step_that_fails_costs_no_row_its_grammar(make_engine: MakeEngine, apart: Apart) -> None:
     model = Faulty(snap_to_grid(tiny_model()))
     loaded = load_model(lambda: (model, PlainTokenizer()), ModelOptions(attention="packed"))
-    apart = alone(loaded, make_engine)
 
     def fails(step: int) -> None:
         if step == 25:
@@ -159,14 +164,13 @@ def test_a_step_that_fails_costs_no_row_its_grammar(make_engine: MakeEngine) -> 
 
     together = said(run_engine(make_engine(loaded), [(0, turn) for turn in turns()], fails))
 
-    assert together == apart
+    assert together == apart()
 
 
 def test_turns_go_on_with_their_grammars_in_an_engine_that_was_built_anew(
-    load_grid: LoadGrid, make_engine: MakeEngine
+    load_grid: LoadGrid, make_engine: MakeEngine, apart: Apart
 ) -> None:
     loaded = load_grid()
-    apart = alone(loaded, make_engine)
     broken = make_engine(loaded)
     for request in turns():
         broken.submit(request)
@@ -178,7 +182,7 @@ def test_turns_go_on_with_their_grammars_in_an_engine_that_was_built_anew(
     again.resume(left, backlog)
 
     assert len(left) == len(FORMS)
-    assert said(run_engine(again, [])) == apart
+    assert said(run_engine(again, [])) == apart()
 
 
 def test_an_answer_ends_when_nothing_can_follow(
