@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections import Counter
 
 import pytest
 from losing import the_replica_gets_nothing
@@ -14,9 +13,11 @@ from kvactors.actors.cluster.testing.workload import run_seed
 
 # The same in each run, for the mutants; then those of the day, of the 10,000 of the long form.
 FIXED = [range(start, start + 100) for start in range(1, 601, 100)]
-OF_THE_DAY = sample_of(range(601, 10_001), 200, "clusters")
+OF_THE_DAY = sample_of(range(601, 10_001), 100, "clusters")
 # All of them take longer than one test may.
 PARTS = [OF_THE_DAY[start : start + 200] for start in range(0, len(OF_THE_DAY), 200)]
+# Seeds in which all that may happen does; where worlds change, others show it.
+RICH = [3, 18, 32, 61, 65]
 
 
 def broken(seeds: range | list[int], durable: str = "two") -> list[str]:
@@ -52,18 +53,14 @@ def test_a_seed_is_the_same_story_each_time() -> None:
 
 
 def test_whatever_may_happen_does_in_these_worlds() -> None:
-    letters, reached, struck = Counter[str](), Counter[str](), Counter[str]()
-    for seed in range(1, 81):
-        outcome = run_seed(seed)
-        letters += outcome.letters
-        reached += outcome.reached
-        struck += outcome.struck
+    missing = {"taken", "answered", "Undelivered in flight", "Undelivered", "Unanswered"}
+    missing |= {"MailboxFull", "followed", "taken over", *STEPS, *FAULTS}
+    for seed in [*RICH, *range(1, 81)]:
+        if missing:
+            outcome = run_seed(seed)
+            missing -= {*outcome.letters, *outcome.reached, *outcome.struck}
 
-    happen = ["taken", "answered", "Undelivered in flight", "Undelivered", "Unanswered"]
-    happen += ["MailboxFull", "followed", "taken over"]
-    assert [what for what in happen if not letters[what]] == []
-    assert [step for step in STEPS if not reached[step]] == []
-    assert [fault for fault in FAULTS if not struck[fault]] == []
+    assert missing == set()
 
 
 def test_with_replication_off_turns_are_lost_and_the_oracle_says_so() -> None:
