@@ -239,7 +239,7 @@ def test_ctrl_c_behind_a_restart_says_how_to_go_on_and_nothing_else(
 
     os.killpg(process.pid, signal.SIGINT)
 
-    assert is_read(pipe, seconds=3)
+    assert is_read(pipe, seconds=1)
     os.kill(process.pid, signal.SIGCONT)
     _, told = process.communicate(timeout=60)
     assert told == "Go on with: kvactors run talk-1 --resume\n"
@@ -247,6 +247,7 @@ def test_ctrl_c_behind_a_restart_says_how_to_go_on_and_nothing_else(
     assert not is_read(pipe, seconds=60)
 
 
+@pytest.mark.slow
 def test_the_process_behind_a_restart_ends_with_the_one_that_began_it(
     held: tuple[subprocess.Popen[str], int],
 ) -> None:

@@ -188,9 +188,13 @@ def test_what_fails_at_once_is_a_status_of_a_stream_and_leaves_no_agent(server: 
     assert system_of(server).agents() == []
 
 
-@pytest.mark.parametrize("path", ["chat/completions", "completions"])
 @pytest.mark.parametrize(
-    "header", ["x-claude-code-agent-id", "x-codex-parent-thread-id", "x-parent-session-id"]
+    ("header", "path"),
+    [
+        ("x-claude-code-agent-id", "chat/completions"),
+        ("x-codex-parent-thread-id", "chat/completions"),
+        ("x-parent-session-id", "completions"),
+    ],
 )
 def test_sub_agents_give_way_to_who_somebody_waits_for(
     model: FaultyModel, header: str, path: str
