@@ -64,7 +64,7 @@ class Together:
     ) -> None:
         self.folder, self.names = folder, names
         self._models = models or {}
-        self.settings = Settings(key=key_name(key), served=served, look=LOOK)
+        self.settings = Settings(key=key_name(key), served=served, lease=1.0, call=0.5, look=LOOK)
         self.transport = Tapped()
         self.loop = LoopThread("together")
         self._members: dict[str, Member] = {}
