@@ -35,7 +35,7 @@ def test_a_journal_on_a_full_disk_ends_the_run_and_is_gone_on_with(
     write: Write, tmp_path: Path, at: int, fits: int
 ) -> None:
     # The journal begins with the whole file: no other file of the run is as long.
-    scenario = Scenario.load(write(f"about: {'long ' * 400_000}\n{TALK}"))
+    scenario = Scenario.load(write(f"about: {'long ' * 60_000}\n{TALK}"))
     out, seen = tmp_path / "out", list[Record]()
     with open_system(tmp_path / "whole-store") as system:
         [whole] = scenario.run(system, out=tmp_path / "whole")
