@@ -1,18 +1,21 @@
 """Scenarios whose agents answer at once, in any order that a test wants: no model is loaded."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from seeded import bug, seeded
 
 from kvactors.actors.scenarios.files.document import read_document
 from kvactors.actors.scenarios.folder import check_script
 from kvactors.actors.scenarios.journal.file import Record
 from kvactors.actors.scenarios.journal.reading import run_of
 from kvactors.actors.scenarios.journal.records import Run, Turn
+from kvactors.actors.scenarios.results import write as results
 from kvactors.actors.scenarios.running.lanes import Lane
 from kvactors.actors.scenarios.running.outcomes import (
     Failed,
@@ -27,6 +30,23 @@ from kvactors.actors.scenarios.running.steps import Step
 from kvactors.actors.turns.reply import Reply, Timing, Usage
 
 Write = Callable[..., Path]
+
+
+@bug(results, "plotting")
+def without_matplotlib(true: Any) -> Any:
+    return lambda: False
+
+
+@pytest.fixture
+def drawn() -> None:
+    """For a test that wants the pictures of runs: they take longer than most runs."""
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Nothing else draws any."""
+    with nullcontext() if "drawn" in request.fixturenames else seeded(without_matplotlib):
+        yield
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ def system(tmp_path: Path) -> Iterator[AgentSystem]:
         yield opened
 
 
+@pytest.mark.usefixtures("drawn")
 def test_a_run_leaves_its_journal_and_results(
     write: Write, tmp_path: Path, system: AgentSystem
 ) -> None:
@@ -47,6 +48,7 @@ def test_a_run_leaves_its_journal_and_results(
         "metrics.csv",
         "report.html",
     }
+    assert (tmp_path / "out/figures/timeline.png").stat().st_size > 1000
     assert run.header.model == "puppet-model"
     assert {metric.name for metric in run.metrics} >= {"recall", "tokens_prefilled"}
 

@@ -10,6 +10,8 @@ from runs import make_run, make_turn, probe
 from kvactors.actors.scenarios.journal.records import Metric
 from kvactors.actors.scenarios.results.write import write_results
 
+pytestmark = pytest.mark.usefixtures("drawn")
+
 
 def test_pictures_are_whole_and_a_name_is_no_formula(tmp_path: Path) -> None:
     odd = make_run(make_turn(1, "$x_$", heard_by=("$\\frac{$", "<&>")))

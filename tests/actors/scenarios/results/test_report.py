@@ -11,6 +11,8 @@ from selenium.webdriver.common.by import By
 from kvactors.actors.scenarios.journal.records import Run
 from kvactors.actors.scenarios.results.write import write_results
 
+pytestmark = pytest.mark.usefixtures("drawn")
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[webdriver.Chrome]:

@@ -26,6 +26,8 @@ from kvactors.actors.scenarios.results.tables import over_seeds, summary
 from kvactors.actors.scenarios.results.talk import conversations, process_begins, seconds_of
 from kvactors.actors.scenarios.results.write import write_results
 
+pytestmark = pytest.mark.usefixtures("drawn")
+
 
 def rows(path: Path) -> list[dict[str, str]]:
     """Of a table, packed or not."""
