@@ -244,7 +244,7 @@ def test_kv_takes_the_memory_that_the_formula_says(dtype: str, ratio: float) -> 
 @pytest.mark.slow
 def test_an_idle_agent_takes_at_most_8_kb() -> None:
     command = [sys.executable, "-m", "kvactors.bench.micro.actors"]
-    command += ["--only", "agents", "--agents", "5000"]
+    command += ["--only", "agents", "--agents", "20000"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=240)
 
     assert ended.returncode == 0, ended.stderr
