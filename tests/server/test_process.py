@@ -61,7 +61,6 @@ def test_a_conversation_is_warm_in_the_next_process(tmp_path: Path) -> None:
     assert usage["prompt_tokens_details"]["cached_tokens"] > 0.9 * usage["prompt_tokens"]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_nothing_acknowledged_is_lost_when_it_is_killed(tmp_path: Path) -> None:
     """Kills at random moments of a conversation that goes on; the day draws the moments."""
