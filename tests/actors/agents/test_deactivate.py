@@ -265,6 +265,7 @@ def test_an_agent_that_left_is_not_kept_until_the_time_limit_of_a_turn(
     assert actor() is None
 
 
+@pytest.mark.slow
 def test_a_hundred_agents_that_come_and_go_leave_nothing(
     open_system: OpenSystem, tmp_path: Path
 ) -> None:

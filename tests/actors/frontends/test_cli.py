@@ -250,6 +250,7 @@ def test_ctrl_c_cancels_the_reply_and_not_the_chat(
     assert second.startswith("hot: ")
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_the_prompt_clears_the_line_and_ctrl_d_ends(tmp_path: Path) -> None:
     controller, terminal = pty.openpty()
     command = [sys.executable, "-P", "-m", "kvactors.actors.cli", "chat", "--store", str(tmp_path)]

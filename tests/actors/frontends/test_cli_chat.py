@@ -181,6 +181,7 @@ def test_who_names_an_agent_without_the_option_is_told_of_it() -> None:
     assert "say --agent bob" in " ".join(refused.stderr.replace("│", "").split())
 
 
+@pytest.mark.slow
 def test_options_say_how_replies_are_decoded(tmp_path: Path) -> None:
     def say(agent: str, *options: str) -> str:
         command = ["chat", "--store", str(tmp_path), "--agent", agent, *options]
@@ -230,6 +231,7 @@ def test_a_line_that_was_piped_and_failed_makes_the_status_1_and_the_others_go_o
     assert "0 turns" in ended.stderr
 
 
+@pytest.mark.slow
 def test_at_a_terminal_a_line_that_failed_was_seen(terminal: Terminal) -> None:
     for line in (b"/nonsense\n", b"/quit\n"):
         terminal.read_until(b"> ")

@@ -110,6 +110,7 @@ def test_a_store_without_a_name_is_not_the_working_directory(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_typed_bytes_that_are_no_text_do_not_end_a_chat(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-P", "-m", "kvactors.actors.cli", "chat", "--store", tmp_path],

@@ -73,6 +73,7 @@ def test_a_run_with_steps_that_failed_ends_in_status_1(scenario: str) -> None:
     assert "2 steps failed: they are in the report.\nEverything is in talk-1.\n" in ran.stderr
 
 
+@pytest.mark.slow
 def test_runs_that_only_one_folder_has_are_named_and_single_ones_are_compared(
     scenario: str,
 ) -> None:
@@ -96,6 +97,7 @@ def test_runs_that_only_one_folder_has_are_named_and_single_ones_are_compared(
     assert "'What was on Friday?' | 'What was on Monday?'" in renamed.stdout
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_and_forks_in_lockstep(scenario: str) -> None:
     # Who answers with one token is rounds ahead, but in lockstep.
     Path(scenario).write_text(
@@ -258,6 +260,7 @@ def test_the_process_behind_a_restart_ends_with_the_one_that_began_it(
     assert not is_read(pipe, seconds=60)
 
 
+@pytest.mark.slow
 def test_what_ends_a_run_behind_a_restart_is_one_line(scenario: str, tmp_path: Path) -> None:
     rule = "name: second\n    restart: true\n    order: rule\n    rule: \"['eve']\"\n"
     (tmp_path / scenario).write_text(TALK.replace("name: second\n", rule))

@@ -281,6 +281,7 @@ def test_without_utf8_ids_are_found_and_shown_escaped(store: Path) -> None:
     assert (status, b"no agent 'Ren\\xe9' in" in err, b"Traceback" in err) == (2, True, False)
 
 
+@pytest.mark.slow
 def test_without_utf8_a_chat_takes_what_is_typed_as_utf8(tmp_path: Path) -> None:
     arguments = ["chat", "--agent", "Ren\u00e9", "--system", "Sois gentil, \u00e9coute."]
 

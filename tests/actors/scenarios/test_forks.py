@@ -109,6 +109,7 @@ def test_a_fork_names_the_model_that_it_sets(write: Write, tmp_path: Path) -> No
     assert (run.header.model, fork.header.model) == ("default", other)
 
 
+@pytest.mark.slow
 def test_a_fork_behind_a_restart_begins_with_both_processes(write: Write, tmp_path: Path) -> None:
     text = TALK.replace("  - name: second\n", "  - name: second\n    restart: true\n")
     [run] = Scenario.load(write(text)).run(out=tmp_path / "out")

@@ -76,6 +76,7 @@ class Witness(AgentBehaviour):
 """
 
 
+@pytest.mark.slow
 def test_behind_a_restart_code_runs_in_another_process_and_is_as_it_was(
     write: Write, tmp_path: Path
 ) -> None:

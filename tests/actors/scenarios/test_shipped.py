@@ -54,6 +54,7 @@ def test_the_page_shows_a_scenario_that_runs(tmp_path: Path) -> None:
     assert len(run.turns) == 7
 
 
+@pytest.mark.slow
 def test_suspects_keep_what_they_know_through_a_restart(tmp_path: Path) -> None:
     [run] = played("dilemma", tmp_path)
 
@@ -66,6 +67,7 @@ def test_suspects_keep_what_they_know_through_a_restart(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_suspects_ask_in_the_yard_for_what_the_other_has_said_there(tmp_path: Path) -> None:
     [run] = played("dilemma", tmp_path)
 

@@ -241,6 +241,7 @@ def test_null_is_what_a_system_has_for_it(write: Write, tmp_path: Path) -> None:
     assert kept["float"] > 2 * kept["four"] > 0
 
 
+@pytest.mark.slow
 def test_what_is_beside_an_inherited_file_is_found_by_whoever_goes_on(
     write: Write, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ def prefilled(runs: list[Run]) -> int:
     return said + sum(heard.prefilled_tokens for run in runs for heard in run.heard)
 
 
+@pytest.mark.slow
 def test_a_beginning_that_seeds_share_is_prefilled_once(write: Write, tmp_path: Path) -> None:
     persona = "You are Anna. " + "The code of the garage is 4711. " * 20
     text = TALK.replace("You are Anna.", persona).replace(

@@ -92,6 +92,7 @@ def test_ctrl_c_leaves_calls_that_block_to_themselves(caplog: pytest.LogCaptureF
     gate.set()
 
 
+@pytest.mark.slow
 def test_ctrl_c_does_not_wait_for_a_model_that_is_being_loaded() -> None:
     code = """
 import time

@@ -86,6 +86,7 @@ def test_forks_that_decode_take_one_beginning_and_what_is_their_own(
     assert apart > 4
 
 
+@pytest.mark.slow
 def test_what_they_take_grows_with_what_they_say(
     grid: LoadedModel, make_engine: MakeEngine
 ) -> None:

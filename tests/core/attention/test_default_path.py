@@ -135,6 +135,7 @@ def test_rows_that_begin_alike(
     agree(rows, logits)
 
 
+@pytest.mark.slow
 def test_many_rows_whose_codes_become_floats_for_a_product(pinned: LoadedModel) -> None:
     rows = Rows(pinned, floats=False)
     rows.join(prompts_of([250 + number for number in range(30)], seed=2))

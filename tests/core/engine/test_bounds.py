@@ -122,6 +122,7 @@ def test_whose_system_prompt_it_was_is_not_remembered_for_ever(
     assert len(sharing) == most
 
 
+@pytest.mark.slow
 def test_what_cannot_fit_beside_who_runs_evicts_nobody(load_grid: LoadGrid) -> None:
     engine = Engine(load_grid(), EngineConfig(16, 6_000_000, False))
     idle = zip("xyz", prompts_of((300,) * 3), strict=True)
@@ -176,6 +177,7 @@ def test_an_eviction_policy_that_raises_leaves_it_to_the_longest_idle(
     assert min(seen) > 0
 
 
+@pytest.mark.slow
 def test_whom_an_eviction_policy_spares_leave_before_a_turn_waits_for_ever(
     load_grid: LoadGrid,
 ) -> None:

@@ -124,6 +124,7 @@ def long_turns() -> list[Request]:
     return [make_request(f"{n}", [], [n + 1] * 40, form, stop_tokens=[0]) for n in range(6)]
 
 
+@pytest.mark.slow
 def test_turns_that_give_way_go_on_with_their_grammars(
     load_grid: LoadGrid, make_engine: MakeEngine
 ) -> None:
@@ -138,6 +139,7 @@ def test_turns_that_give_way_go_on_with_their_grammars(
     assert all(text(tokens).endswith("z") for tokens in ended.values())
 
 
+@pytest.mark.slow
 def test_a_guide_that_does_not_follow_its_turn_is_seen(
     load_grid: LoadGrid, make_engine: MakeEngine, apart: Apart
 ) -> None:

@@ -183,6 +183,7 @@ def test_a_prompt_that_is_known_is_scored_from_its_beginning(
     assert run(engine, onward)["a"].kept == len(scored.tokens) - 1
 
 
+@pytest.mark.slow
 def test_a_turn_that_gives_way_is_told_the_same(
     load_grid: LoadGrid, make_engine: MakeEngine
 ) -> None:

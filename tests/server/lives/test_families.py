@@ -84,6 +84,7 @@ def test_a_sub_agent_is_told_what_has_changed(server: Server, model: FaultyModel
     assert "date" in first.headers["x-kvactors-kept"]
 
 
+@pytest.mark.slow
 def test_a_family_that_shares_nothing_is_seen(server: Server, model: FaultyModel) -> None:
     @bug(Resolver, "_twin")
     def nobody(_true: Any) -> Any:

@@ -132,6 +132,7 @@ def test_a_process_that_has_the_store_and_shows_nothing_yet_is_named(
     assert "no system is running" in top(tmp_path, "--once").stderr
 
 
+@pytest.mark.slow
 def test_the_socket_of_a_killed_process_is_removed_and_used_again(
     open_system: OpenSystem, tmp_path: Path
 ) -> None:
