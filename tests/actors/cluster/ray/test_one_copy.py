@@ -7,6 +7,9 @@ from kvactors.actors.cluster.cluster import Cluster
 from kvactors.actors.cluster.protocol.errors import Unanswered
 from kvactors.core.errors import InvalidConfig
 
+# Its nodes take longer to begin than both tests: they are begun by turns.
+pytestmark = pytest.mark.slow
+
 FACT = "My cat is called Biscuit."
 QUESTION = "What is my cat called?"
 

@@ -134,6 +134,7 @@ def test_a_node_that_stood_still_past_its_lease_is_refused(three: Nodes) -> None
     eventually(lambda: "two" in three.alive())
 
 
+@pytest.mark.slow
 def test_a_node_whose_ray_died_ends_and_comes_back_over_its_store(three: Nodes) -> None:
     agent = told(three, "uprooted", "three")
     process = three.running.pop("three")

@@ -79,6 +79,7 @@ def _victim(place: Place, rng: Random) -> str:
     return rng.choice([place.node, place.node, place.replica or place.node, "directory"])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600 if FULL else 300)
 def test_killed_at_random_nothing_durable_is_lost_or_taken_twice(three: Nodes) -> None:
     rng = Random(f"{DAY} kills")

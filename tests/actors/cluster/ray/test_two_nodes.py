@@ -230,6 +230,7 @@ def test_a_node_that_stands_still_in_the_middle_of_a_turn_does_not_answer_for_it
     eventually(lambda: SMALL in harsh.alive())
 
 
+@pytest.mark.slow
 def test_a_head_of_which_nothing_is_left_is_started_again_and_forgets_nothing(harsh: Nodes) -> None:
     for name, node in (("at the head", "one"), ("elsewhere", SMALL)):
         told(harsh, name, node)
