@@ -13,8 +13,9 @@ from kvactors.actors.runtime.dispatcher import Dispatcher
 
 __all__ = ["interrupt"]
 
-# Seconds between two tries: what is raised may be caught, or be raised in what ends it.
-AGAIN = 0.1
+# Seconds that a thread that has nothing to do gets to say so, and then between two tries: what is
+# raised may be caught, or be raised in what ends it.
+FIRST, AGAIN = 1.0, 0.1
 
 
 class _Out(threading.Event):
@@ -31,5 +32,8 @@ def interrupt(dispatcher: Dispatcher, error: type[Exception], seconds: float) ->
     dispatcher.schedule(out)
     (ident,) = dispatcher.idents
     raising = ctypes.c_ulong(ident), ctypes.py_object(error)
-    while not out.wait(AGAIN) and time.monotonic() < end:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(*raising)
+    over = out.wait(FIRST)
+    while not over and time.monotonic() < end:
+        if not ctypes.pythonapi.PyThreadState_SetAsyncExc(*raising):
+            return  # There is no such thread any more.
+        over = out.wait(AGAIN)

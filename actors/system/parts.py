@@ -242,6 +242,8 @@ if hasattr(os, "register_at_fork"):
 def _stop_leftovers() -> None:
     """Systems that nobody stopped: cancel their turns, save what is finished. And a model that is
     still being loaded for somebody who was interrupted."""
-    for parts in list(_running):
-        parts.stop(10.0, cancel=True)
-    leave_mlx(LOADING)
+    try:
+        for parts in list(_running):
+            parts.stop(10.0, cancel=True)
+    finally:
+        leave_mlx(LOADING)

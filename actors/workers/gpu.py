@@ -114,7 +114,9 @@ class GpuActor(SystemActor):
             if isinstance(message, _QUESTIONS):
                 raise
             self._reports.fault(error)
-            if not self._slot.rebuild(error, self._reports.tell):
+            # Who is told to stop, at the end of the process, needs no engine any more.
+            stopped = isinstance(error, SystemStopped)
+            if stopped or not self._slot.rebuild(error, self._reports.tell):
                 self._die(error)
                 raise
             self._ticking = False

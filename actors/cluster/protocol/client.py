@@ -89,7 +89,11 @@ class Client:
                 if not given:
                     yield {"again": True}
                 await trying.wait(error)
-        yield {"durable": await self.confirm(agent, request["id"], trying.left())}
+        yield {
+            "durable": await self.confirm(
+                agent, request["id"], max(trying.left(), self._settings.call)
+            )
+        }
 
     async def running(self, agent: str, seconds: float) -> str | None:
         """The id of the request of `agent` whose turn runs, if one does. Unanswered after so many

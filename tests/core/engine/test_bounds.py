@@ -177,7 +177,6 @@ def test_an_eviction_policy_that_raises_leaves_it_to_the_longest_idle(
     assert min(seen) > 0
 
 
-@pytest.mark.slow
 def test_whom_an_eviction_policy_spares_leave_before_a_turn_waits_for_ever(
     load_grid: LoadGrid,
 ) -> None:

@@ -22,6 +22,8 @@ def test_an_application_that_is_mounted_elsewhere_answers_and_ends_with_its_life
             async with httpx.AsyncClient(transport=asking, base_url="http://localhost") as client:
                 answer = await client.post("/v1/chat/completions", json=asked("hello"))
             assert not server.service.claims.closing
+            server.stop()
+            assert not server.service.index.begun("ann"), "running turns end before it is closed"
         return answer
 
     with AgentSystem(FaultyModel(), store=False, context=4096) as system:

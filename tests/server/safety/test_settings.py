@@ -63,7 +63,14 @@ def test_any_name_is_answered_where_it_listens_everywhere(host: str, *, every: b
 
 @pytest.mark.parametrize(
     ("setting", "said"),
-    [({"most": 0}, "most is 0"), ({"grace": math.inf}, "grace is inf"), ({"grace": -1.0}, "-1.0")],
+    [
+        ({"most": 0}, "most is 0"),
+        ({"most": "4"}, "most is '4'"),
+        ({"most": math.nan}, "most is nan"),
+        ({"grace": math.inf}, "grace is inf"),
+        ({"grace": -1.0}, "-1.0"),
+        ({"grace": None}, "grace is None"),
+    ],
 )
 def test_numbers_that_no_server_can_keep_are_refused(setting: Any, said: str) -> None:
     with pytest.raises(InvalidConfig, match=said):

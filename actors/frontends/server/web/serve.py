@@ -62,6 +62,7 @@ class Server:
             raise
         self._ready = threading.Event()
         self._failed: BaseException | None = None
+        self._alive_began = False
         self._thread = threading.Thread(target=self._run, name="kvactors-server")
 
     @property
@@ -83,11 +84,12 @@ class Server:
 
     def start(self) -> Self:
         """Listen. Raises OSError if the port is taken."""
-        self._thread.start()
         try:
+            self._thread.start()
             self._ready.wait()
         except BaseException:  # Ctrl-C: the process would wait for it for ever.
             self.stop()
+            self.service.claims.close()
             raise
         if self._failed is not None:
             self.service.claims.close()
@@ -101,7 +103,8 @@ class Server:
         self._server.should_exit = True
         if self._thread.ident is not None:
             self._thread.join()
-        else:
+        elif not self._alive_began:
+            # Mounted elsewhere it is closed by its lifespan, once running turns are over.
             self.service.claims.close()
 
     def __enter__(self) -> Self:
@@ -135,6 +138,7 @@ class Server:
     @asynccontextmanager
     async def _alive(self, _: FastAPI) -> AsyncIterator[None]:
         """What the application does by itself, and its end."""
+        self._alive_began = True
         settings, home = self.settings, self.service.system
         # Nodes of a cluster see to their own memory.
         leave = partial(home.deactivate, timeout=1.0) if isinstance(home, AgentSystem) else None

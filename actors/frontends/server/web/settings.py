@@ -9,6 +9,7 @@ from kvactors.actors.frontends.server.identity.rules import Rule, shipped_rules
 from kvactors.actors.frontends.server.web.command import PORT
 from kvactors.actors.frontends.server.web.guard import Gate, Limits
 from kvactors.core.errors import InvalidConfig
+from kvactors.core.numbers import number, whole
 from kvactors.persistence.files.encryption import EncryptionKey
 
 __all__ = ["Settings"]
@@ -52,10 +53,11 @@ class Settings:
     encryption_key: EncryptionKey | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if self.most < 1:
-            raise InvalidConfig(f"most is {self.most}: one turn at least is open at once")
-        if not 0 <= self.grace < math.inf:
-            raise InvalidConfig(f"grace is {self.grace}: seconds, not below 0, that have an end")
+        if (whole(self.most) or 0) < 1:
+            raise InvalidConfig(f"most is {self.most!r}: one turn at least is open at once")
+        grace = number(self.grace)
+        if grace is None or not 0 <= grace < math.inf:
+            raise InvalidConfig(f"grace is {self.grace!r}: seconds, not below 0, that have an end")
         for origin in self.origins:
             if not _ORIGIN.fullmatch(origin):
                 raise InvalidConfig(
