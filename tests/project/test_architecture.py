@@ -147,7 +147,8 @@ actors/frontends/server/agents: actors/agents actors/errors actors/frontends/ser
 actors/frontends/server/web: actors/cluster actors/frontends/console
     actors/frontends/server/agents actors/frontends/server/answering
     actors/frontends/server/identity actors/frontends/server/page actors/frontends/server/wire
-    actors/frontends/server/wire/responses actors/system core/errors persistence/files
+    actors/frontends/server/wire/responses actors/system core/errors core/numbers
+    persistence/files
 actors/frontends/cli: actors/agents actors/cluster actors/cluster/member actors/cluster/protocol
     actors/cluster/ray actors/errors actors/frontends/console actors/frontends/demo
     actors/frontends/server/web actors/frontends/stress actors/scenarios actors/scenarios/journal
