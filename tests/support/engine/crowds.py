@@ -80,9 +80,7 @@ class Lives:
 
 def live(lot: Lot) -> Lives:
     """Run the two turns of each agent."""
-    loaded = _load(lot.family, lot.attention, lot.reproducible, lot.float_tokens)
-    if lot.trunks:
-        loaded = _with_trunks(lot.family, lot.attention, lot.reproducible, lot.float_tokens)
+    loaded = _loaded(lot)
     gc.collect()
     mx.clear_cache()
     crowd = _Crowd(lot, loaded)
@@ -97,11 +95,15 @@ def live(lot: Lot) -> Lives:
 
 def least_of(lot: Lot) -> int:
     """Bytes that the longest turn which is refused of its agents needs, as the refusal says."""
-    loaded = _load(lot.family, lot.attention, lot.reproducible, lot.float_tokens)
-    crowd = _Crowd(lot, loaded)
+    crowd = _Crowd(lot, _loaded(lot))
     crowd.first_turns()
     crowd.engine.memory.release()
     return max(int(need) for said in crowd.said for need in re.findall(r"need (\d+) bytes", said))
+
+
+def _loaded(lot: Lot) -> LoadedModel:
+    make = _with_trunks if lot.trunks else _load
+    return make(lot.family, lot.attention, lot.reproducible, lot.float_tokens)
 
 
 class _Crowd:
