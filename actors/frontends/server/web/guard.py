@@ -82,7 +82,7 @@ class Gate:
         """What a body to this `path` is refused with that is longer than it may be."""
         said = f"the body has more than {self.most(path)} bytes"
         # The rest of it would be read for the next request.
-        return Failure(413, said, headers={"Connection": "close"})
+        return Failure(413, said, headers={"connection": "close"})
 
     def too_long(self) -> Failure:
         """What headers are refused with that are longer than they may be."""

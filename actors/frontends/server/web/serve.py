@@ -87,13 +87,13 @@ class Server:
         try:
             self._thread.start()
             self._ready.wait()
-        except BaseException:  # Ctrl-C: the process would wait for it for ever.
+            if self._failed is not None:
+                raise self._failed
+        except BaseException:
+            # Of Ctrl-C, too: the process would wait for it for ever.
             self.stop()
             self.service.claims.close()
             raise
-        if self._failed is not None:
-            self.service.claims.close()
-            raise self._failed
         return self
 
     def stop(self) -> None:
