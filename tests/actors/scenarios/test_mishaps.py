@@ -1,6 +1,5 @@
 """What interrupts a run or does not fit: told before any work, or gone on with behind it."""
 
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -218,11 +217,9 @@ def text_of(turn: Turn) -> int:
 
 
 def left_by(out: Path) -> int:
-    """Bytes of a run's journal, tables and page, without what is drawn."""
-    page = (out / "report.html").read_text(encoding="utf-8")
-    drawn = sum(len(svg.encode()) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL))
+    """Bytes of a run's journal, tables and page, in which nothing is drawn here."""
     files = [path for path in (*out.iterdir(), *(out / "runs").iterdir()) if path.is_file()]
-    return sum(path.stat().st_size for path in files) - drawn
+    return sum(path.stat().st_size for path in files)
 
 
 GIVEN_UP = """\

@@ -92,6 +92,18 @@ def test_ctrl_c_leaves_calls_that_block_to_themselves(caplog: pytest.LogCaptureF
     gate.set()
 
 
+def interrupted_while_loading(code: str) -> tuple[int, str]:
+    """How a program ended that was interrupted once it said that it loads: its status, and what
+    stood on its stderr."""
+    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=WAIT)
+    return process.returncode, error
+
+
 @pytest.mark.slow
 def test_ctrl_c_does_not_wait_for_a_model_that_is_being_loaded() -> None:
     code = """
@@ -102,15 +114,8 @@ def slow():
     time.sleep(600)
 AgentSystem(slow, store=False).start()
 """
-    command = [sys.executable, "-c", code]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "loading\n"
+    _, error = interrupted_while_loading(code)
 
-        process.send_signal(signal.SIGINT)
-
-        _, error = process.communicate(timeout=WAIT)
     assert error.endswith("KeyboardInterrupt\n")
 
 
@@ -131,17 +136,10 @@ def slow():
 
 AgentSystem(slow, store=False).start()
 """
-    command = [sys.executable, "-c", code]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "loading\n"
+    status, error = interrupted_while_loading(code)
 
-        process.send_signal(signal.SIGINT)
-
-        _, error = process.communicate(timeout=WAIT)
     assert error.endswith("KeyboardInterrupt\n")
-    assert process.returncode == -signal.SIGINT
+    assert status == -signal.SIGINT
 
 
 def test_a_stop_that_waits_says_for_what(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
