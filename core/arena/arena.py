@@ -128,7 +128,8 @@ class Arena:
             if not (ends and arrays if checkpointed else not there):
                 continue
             for position, index in enumerate(group):
-                parts = {name: array[position] for name, array in arrays.items()}
+                # With the dots it is a view: an index alone copies.
+                parts = {name: array[position, ...] for name, array in arrays.items()}
                 self._rows[index].load(row, piece.start, piece.end, parts)
         self._note(row, piece)
         self.evaluate()

@@ -109,8 +109,8 @@ class BatchQuantizedKVCache(KVLayer):
         if not self._known or length == 0:
             return cache
         stored = self.rows.pools[slab].read(slot + 1, length).rows(slice(slot, slot + 1))
-        cache.keys = tuple(mx.contiguous(array[0]) for array in stored.keys)
-        cache.values = tuple(mx.contiguous(array[0]) for array in stored.values)
+        cache.keys = tuple(mx.contiguous(array[0, ...]) for array in stored.keys)
+        cache.values = tuple(mx.contiguous(array[0, ...]) for array in stored.values)
         cache.offset = length
         mx.eval(cache.keys, cache.values)
         return cache

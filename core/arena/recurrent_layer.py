@@ -113,7 +113,7 @@ class StateRows:
         states = self.now[slab]
         if not checkpoint or states is None:
             return {}
-        return {f"s{index}": state[slot] for index, state in enumerate(states)}
+        return {f"s{index}": state[slot, ...] for index, state in enumerate(states)}
 
     def load(self, row: int, start: int, end: int, arrays: Arrays) -> None:
         """Let `row` have the state in `arrays`, whatever tokens [start, end) it was exported

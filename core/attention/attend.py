@@ -92,18 +92,18 @@ def attend_together(
     folded = asked.reshape(rows, kv_heads, -1, dim)
     common = as_one(folded) @ keys.swapaxes(-1, -2)
     if plan.packed:
-        own = score(folded[None], rest.keys, own_side, unpack=plan.unpack)[0]
+        own = score(folded[None], rest.keys, own_side, unpack=plan.unpack)[0, ...]
     else:
         own = folded @ to_float(rest.keys, own_side, plan.precision).squeeze(0).swapaxes(-1, -2)
     assert isinstance(plan.mask, mx.array)
-    own = masked(own[None], plan.mask[..., shared:], tokens)[0]
+    own = masked(own[None], plan.mask[..., shared:], tokens)[0, ...]
     top = mx.maximum(apart(common.max(-1, keepdims=True)), own.max(-1, keepdims=True))
     common = exponentials(common - as_one(top), powers=powers, at_once=many and tokens > 1)
     own = exponentials(own - top, powers=powers)
     total = apart(common.sum(-1, keepdims=True)) + own.sum(-1, keepdims=True)
     out = apart(common @ values)
     if plan.packed:
-        out += weigh(own[None], rest.values, value_side, unpack=plan.unpack)[0]
+        out += weigh(own[None], rest.values, value_side, unpack=plan.unpack)[0, ...]
     else:
         out += own @ to_float(rest.values, value_side, plan.precision).squeeze(0)
     return (out / total).reshape(rows, heads, tokens, -1).astype(plan.out_dtype or queries.dtype)

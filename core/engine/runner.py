@@ -124,7 +124,7 @@ class PrefillBatch:
         rows = [[other.tokens[-1]] * len(choice) for other in self.requests]
         rows[self.row(request)][1:] = choice[:-1]
         logits = self.arena.forward(self._model, mx.array(rows))
-        return logits[self.row(request)].astype(mx.float32)
+        return logits[self.row(request), ...].astype(mx.float32)
 
     def _cut(self) -> None:
         for row, request in enumerate(self.requests):

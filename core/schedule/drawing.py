@@ -65,7 +65,7 @@ class Draws:
             token = chosen[index]
             if form is not None and not (errors and index in errors):
                 try:
-                    token = _draw(form, logits[index], fed[index], inputs[index])
+                    token = _draw(form, logits[index, ...], fed[index], inputs[index])
                 except Exception as error:
                     if errors is None:
                         raise

@@ -213,9 +213,9 @@ def draw(
         )
         row = penalize(context, row)
     if filters.temperature == 0:
-        return mx.argmax(row[0], axis=-1)
+        return mx.argmax(row[0, ...], axis=-1)
     row = filtered(row - mx.logsumexp(row, axis=-1, keepdims=True), filters)
-    return mx.random.categorical(row[0] / filters.temperature, key=key)
+    return mx.random.categorical(row[0, ...] / filters.temperature, key=key)
 
 
 def filtered(row: "mx.array", filters: Filters) -> "mx.array":

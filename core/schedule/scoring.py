@@ -108,7 +108,7 @@ def score_prompts(requests: Sequence[Request], logits: "mx.array") -> None:
     logits [rows, fed, vocab], for the `requests` that want them. Waits."""
     for row, request in enumerate(requests):
         if request.scoring:
-            _score_prompt(request, logits[row])
+            _score_prompt(request, logits[row, ...])
 
 
 def _score_prompt(request: Request, logits: "mx.array") -> None:

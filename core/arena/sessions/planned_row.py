@@ -47,7 +47,7 @@ class PlannedRow:
         says: lazy logits [T, vocab]."""
         if _even(positions, plan):
             self._stand_behind(plan.cells[0])
-            return self.arena.forward(model, tokens[None])[0]
+            return self.arena.forward(model, tokens[None])[0, ...]
         geometry = FlatStep(self.arena.table, [_flat_row(positions, plan)])
         return self.arena.step(model, tokens[:, None], geometry)[:, 0]
 

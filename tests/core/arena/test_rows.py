@@ -11,12 +11,16 @@ import pytest
 from makers import LoadGrid, MakeEngine, prompt_of
 
 from kvactors.core.arena.arena import Arena
+from kvactors.core.arena.pieces import Piece
 from kvactors.core.arena.wire import to_raw
 from kvactors.core.engine.runner import SPARE_TOKENS, DecodeBatch, PrefillBatch, new_arena
-from kvactors.core.model.load import LoadedModel
+from kvactors.core.model.load import LoadedModel, load_model
+from kvactors.core.model.options import ModelOptions
 from kvactors.core.schedule.events import Tokens
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request, run_engine
+from kvactors.core.testing.families import build
+from kvactors.core.testing.models import PlainTokenizer
 
 
 def filled(loaded: LoadedModel, length: int) -> Arena:
@@ -50,6 +54,40 @@ def test_a_row_that_gets_a_slab_of_its_own_is_not_copied(
 
     assert (needed, mx.get_active_memory()) == (0, before)
     assert target.table.lengths == [300]
+
+
+def most_beside(work: Callable[[], object]) -> int:
+    """Bytes that are there at most while this is done, beside those that were."""
+    mx.synchronize()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    work()
+    mx.synchronize()
+    return int(mx.get_peak_memory()) - before
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "falcon_h1"])
+def test_what_leaves_a_row_and_what_enters_one_is_copied_once(family: str) -> None:
+    loaded = load_model(lambda: (build(family), PlainTokenizer()), ModelOptions(name=family))
+    source, held, left = new_arena(loaded), list[Arena](), list[Piece]()
+    source.add_row(0, 700)
+    for tokens in (250, 250, 200):
+        mx.eval(source.forward(loaded.model, mx.array([prompt_of(tokens)])))
+        source.evaluate()
+
+    def enter() -> None:
+        arena = new_arena(loaded)
+        arena.table.lean = True
+        arena.add_row(700, 700)
+        arena.load(0, left[0])
+        held.append(arena)
+
+    leaving = most_beside(lambda: left.append(source.export(0, 0, 700)))
+    entering = most_beside(enter)
+
+    print(f"{leaving / left[0].nbytes:.2f} of a piece, {entering / held[0].nbytes:.2f} of a row")
+    assert leaving / left[0].nbytes < 1.1
+    assert entering / held[0].nbytes < 1.4
 
 
 @pytest.mark.parametrize("bits", [4, None])
