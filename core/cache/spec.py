@@ -14,7 +14,7 @@ The last two are stored as checkpoints at the ends of turns: their past cannot b
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from kvactors.core.cache.blocks import BLOCK_TOKENS
+from kvactors.core.cache.blocks import BLOCK_TOKENS, block_floor
 from kvactors.core.cache.slots import EXTENT_STEP
 from kvactors.core.errors import GroupSizeMismatch, InvalidConfig
 
@@ -200,6 +200,11 @@ class ModelCacheSpec:
     def bytes_of(self, tokens: int) -> int:
         """Bytes of one row of so many tokens, over all layers."""
         return sum(count * layer.bytes_of(tokens) for layer, count in self._counts)
+
+    def bytes_to_keep(self, tokens: int, have: int) -> int:
+        """Bytes that are copied when so many `tokens` of a row become its agent's cache, which has
+        `have` of them: whole blocks stay as they are, a checkpoint is a new one."""
+        return self.bytes_of(tokens) - self.bytes_per_token * block_floor(min(have, tokens))
 
     @cached_property
     def by_token(self) -> tuple[bool, ...]:

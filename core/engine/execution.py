@@ -79,8 +79,7 @@ class Execution:
         if not running.prefills:
             self._scheduler.prefill_ended()
         # A step that was in flight is done after a chunk: its tokens do not wait for another one,
-        # which stays owed, so that batches of both forms go on together.
-        # Nor do first tokens that came of this chunk wait for a launch.
+        # which stays owed, so that batches of both forms go on together; nor do its first tokens.
         late = [b for b in running.common if b.in_flight and (plan.prefill or b.long_row_ends)]
         late += [b for b in running.common if b.requests and new >= {*b.requests}]
         steps: list[float] = []
@@ -110,7 +109,7 @@ class Execution:
     def keep(self, request: Request) -> None:
         """What a turn has computed becomes its agent's hot cache."""
         cache = self._memory.hot.touch(request.agent_id, self._clock())
-        self.preemption.make_room_to_keep(request)
+        self.preemption.make_room_to_keep(request, request.cached)
         self.preemption.keep(request)
         cache.borrowed = False
 
@@ -210,7 +209,8 @@ class Execution:
         batch = self._running.prefill_batch([request])
         cache = self._memory.hot.touch(request.agent_id, self._clock())
         late = self._late_checkpoints and request.cached > request.shared
-        if request.shared > cache.end and not late:
+        needed = request.shared > cache.end and not late
+        if needed and self.preemption.make_room_to_keep(request, request.shared):
             beginning = request.tokens[: request.shared]
             self._memory.hot.take(request.agent_id, batch.arena, batch.row(request), beginning)
             cache.borrowed = True

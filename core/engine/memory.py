@@ -155,18 +155,19 @@ class Memory:
         return int(mx.get_active_memory()) - self._baseline
 
     def least(self, request: Request) -> int:
-        """Bytes that a turn takes when it runs alone: its row and, while it prefills, what it
-        began with and a chunk that is no longer than it must be; while it decodes, the copy that
-        is kept when it ends, and a step; while a choice is scored, that."""
+        """Bytes that a turn takes when it runs alone: its row, what it began with or others will,
+        and while it prefills a chunk that is no longer than it must be; while it decodes, the copy
+        that is kept when it ends, and a step; while a choice is scored, that."""
         space, bytes_of = self.workspace[request.form.index], request.form.bytes_of
         space = space.scored if request.scoring else space
         target, most, choice = request.target, request.most_tokens, request.longest_choice
-        row = bytes_of(self.running.extent(len(request.tokens) + choice))
-        begun = row + bytes_of(request.past)
+        held, extent = max(request.past, request.shared), self.running.extent
+        begun = bytes_of(extent(len(request.tokens) + choice)) + bytes_of(held)
+        grown = bytes_of(extent(most)) + bytes_of(held)
         return max(
             begun + space.alone(target),
             begun + bare(space.choice(choice, 1, target + choice)),
-            2 * bytes_of(most) + space.decode(1, most),
+            grown + request.form.spec.bytes_to_keep(most, held) + space.decode(1, most),
         )
 
     @property

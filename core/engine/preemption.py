@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from kvactors.core.arena.pieces import LONGEST_PIECE
-from kvactors.core.cache.blocks import block_floor
 from kvactors.core.engine.failure import is_fatal
 from kvactors.core.engine.memory import Memory
 from kvactors.core.engine.runner import SPARE_TOKENS, DecodeBatch, PrefillBatch
@@ -143,7 +142,7 @@ class Preemption:
         missing = sum(blocks.missing(r.agent_id, len(r.tokens) + 1 + width) for r in drafts)
         # The next chunk of a prompt runs when this forward has ended, in rows that grew.
         waits = any(request.remaining for request in self._running.prefills)
-        beside = max(space, self._planned if waits else 0)
+        beside = max(space, self._planned if waits else 0) + self._most_to_keep(width)
         if missing > blocks.free_blocks or not memory.fits(arena.step_bytes(width) + beside):
             return False
         for request in drafts:
@@ -175,14 +174,19 @@ class Preemption:
             cache.borrowed = cache.borrowed or not cache.end
             memory.hot.take(request.agent_id, batch.arena, batch.row(request), request.tokens[:end])
 
-    def make_room_to_keep(self, request: Request) -> bool:
-        """Room for what `keep` copies."""
+    def make_room_to_keep(self, request: Request, tokens: int) -> bool:
+        """Room for the copy of so many of its `tokens` that becomes its agent's hot cache."""
+        return self._fits(lambda: self._bytes_to_keep(request, tokens))
+
+    def _bytes_to_keep(self, request: Request, tokens: int) -> int:
         cache = self._memory.hot.get(request.agent_id)
-        have = block_floor(cache.end) if cache else 0
-        kept, spec = max(have, request.cached), request.form.spec
-        # Of what is there only tokens stay as they are: a checkpoint is a new one. As much again
-        # lives while layers are stacked.
-        return self._fits(lambda: 2 * (spec.bytes_of(kept) - spec.bytes_per_token * have))
+        return request.form.spec.bytes_to_keep(tokens, cache.end if cache else 0)
+
+    def _most_to_keep(self, width: int = 1) -> int:
+        """Bytes that the next turn to end will copy at most, behind a step of `width` tokens: a row
+        lives beside what is kept of it."""
+        answering = self._running.answering
+        return max(self._bytes_to_keep(r, len(r.tokens) + width) for r in answering)
 
     def _growth_fits(self, batch: DecodeBatch) -> bool:
         arena, memory = batch.arena, self._memory
@@ -191,7 +195,7 @@ class Preemption:
         memory.expect(space)
         return all(
             memory.make_blocks(r.agent_id, len(r.tokens) + 2) for r in batch.requests
-        ) and self._fits(lambda: arena.step_bytes(1) + space)
+        ) and self._fits(lambda: arena.step_bytes(1) + space + self._most_to_keep())
 
     def _decode_space(self, batch: DecodeBatch) -> int:
         """Bytes of work space of a batch's next step."""
@@ -221,7 +225,7 @@ class Preemption:
         request = min(active, key=lambda r: (r.priority, -r.arrival))
         cache = self._memory.hot.touch(request.agent_id)
         borrowed = cache.borrowed or not cache.end
-        if not request.passing and self.make_room_to_keep(request):
+        if not request.passing and self.make_room_to_keep(request, request.cached):
             try:
                 self.keep(request)
             except Exception as error:

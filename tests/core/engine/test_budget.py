@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 
+import mlx.core as mx
 import pytest
 from budgets import bytes_on_a_cpu
 from crowds import FAMILIES, Lot, least_of, live
@@ -19,7 +20,7 @@ from kvactors.core.model.options import ModelOptions
 from kvactors.core.model.workspace import WorkSpace, cover
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request, run_engine
-from kvactors.core.testing.models import grid
+from kvactors.core.testing.models import PlainTokenizer, grid, tiny_model
 
 pytestmark = pytest.mark.usefixtures("no_engine")
 
@@ -79,6 +80,25 @@ def test_what_is_left_behind_the_last_whole_block_keeps_its_scores_within_the_bu
 
     assert lives.ended >= 1
     assert lives.peak <= 1.0
+
+
+def test_turns_that_outgrow_the_budget_together_end_within_it(make_engine: MakeEngine) -> None:
+    # Of many layers: a row takes more than a step does, which alone would leave room for its copy.
+    model, answer = tiny_model(num_hidden_layers=16), Sampling(max_tokens=180)
+    loaded = load_model(lambda: (model, PlainTokenizer()), ModelOptions(attention="packed"))
+    row, step = loaded.spec.bytes_of(256), WorkSpace.once(loaded).decode(2, 256)
+    budget = int(2.4 * row) + step
+    engine = make_engine(loaded, 2, budget)
+    mx.reset_peak_memory()
+    before = mx.get_active_memory() - engine.memory.active
+
+    ended = run_engine(engine, [(0, make_request(name, [], [5] * 64, answer)) for name in "ab"])
+
+    peak = (mx.get_peak_memory() - before) / budget
+    print(f"{peak:.2f} of the budget, {engine.stats()['preemptions']} gave way")
+    assert [ended[name].request.decoded for name in "ab"] == [180, 180]
+    assert engine.stats()["preemptions"] == 1
+    assert peak <= 1.0
 
 
 def test_what_is_written_from_where_it_stands_counts_once(

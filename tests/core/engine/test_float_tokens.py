@@ -194,7 +194,7 @@ def test_kv_is_read_ahead_in_the_form_that_it_has() -> None:
 @pytest.mark.usefixtures("work_of_a_cpu")
 def test_under_a_small_budget_turns_of_both_forms_give_way_and_answer_the_same() -> None:
     engine, asked = (
-        new_engine(budget=1_200_000),
+        new_engine(budget=1_250_000),
         prompts_of(
             (
                 30,
