@@ -26,10 +26,11 @@ __all__ = ["LEAST_CHUNK", "WorkSpace", "bare", "cover", "forward_bytes"]
 
 # (new tokens, keys) of the forwards that are measured. Fewer tokens may take another path, which
 # needs less. Where chunks are blocks at most, these may take a path of their own, and what a
-# recurrent layer needs grows with their square. Where they are blocks and nothing else, what is
-# left behind the last takes the other path, which keeps all scores.
+# recurrent layer needs grows with their square, or in leaps. Where they are blocks and nothing
+# else, what is left behind the last takes the other path, which keeps all scores.
 _CHUNKS = ((64, 64), (64, 1024), (128, 2048))
 _BLOCKS = ((BLOCK_TOKENS, BLOCK_TOKENS), (BLOCK_TOKENS, 2048))
+_LEFT = tuple((tokens - 1, keys) for tokens, keys in _BLOCKS)
 # Keys of the decode steps that are measured: few, and many that do not become floats.
 _FEW_KEYS, _SHORT, _LONG = 64, 512, 2048
 # Peaks are not exactly linear, and MLX builds somewhat ahead of what it computes (bench/LOG.md):
@@ -71,8 +72,9 @@ class WorkSpace:
         # The first forward of a process makes what others find made.
         _peak(loaded, *_CHUNKS[0])
         fixed, step = loaded.fixed_chunks, loaded.policy.extent_step
-        blocks = _BLOCKS if loaded.spec.checkpointed and not fixed else ()
-        token, pair, key = _factors(loaded, [*_CHUNKS, *blocks])
+        longest = _LEFT if fixed else _BLOCKS
+        chunks = [*_CHUNKS, *longest] if loaded.spec.checkpointed else _CHUNKS
+        token, pair, key = _factors(loaded, chunks)
         block = _factors(loaded, _BLOCKS) if fixed else None
         unpacks = loaded.policy.unpacks(1, 1)
         steps = (_FEW_KEYS, _SHORT if unpacks else _LONG)

@@ -17,9 +17,10 @@ from kvactors.core.errors import MemoryExceeded
 from kvactors.core.model import workspace
 from kvactors.core.model.load import LoadedModel, load_model
 from kvactors.core.model.options import ModelOptions
-from kvactors.core.model.workspace import WorkSpace, cover
+from kvactors.core.model.workspace import WorkSpace, cover, forward_bytes
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.testing.engines import make_request, run_engine
+from kvactors.core.testing.families import build
 from kvactors.core.testing.models import PlainTokenizer, grid, tiny_model
 
 pytestmark = pytest.mark.usefixtures("no_engine")
@@ -50,6 +51,7 @@ def lots(draw: st.DrawFn) -> Lot:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200 if FULL else 300)
 @settings(
     max_examples=300 if FULL else 5,
     # A crowd takes seconds, and is small as it is.
@@ -156,6 +158,19 @@ def test_factors_cover_every_peak_and_no_more_than_they_must(
     assert all(factor >= 0 for factor in found)
     assert all(e >= 0.99 * peak for e, peak in zip(estimated, peaks, strict=True))
     assert sum(estimated) <= 1.01 * sum(peaks) + 1
+
+
+def test_what_is_left_behind_the_last_whole_block_takes_no_more_than_is_planned_for_it() -> None:
+    # What its recurrent layers need grows with the square of a chunk.
+    made = build("falcon_h1"), PlainTokenizer()
+    loaded = load_model(lambda: made, ModelOptions(attention="packed"))
+    space = WorkSpace.measure(loaded)
+
+    shares = {n: forward_bytes(loaded, n, n)[0] / space.alone(n) for n in (40, 150, 200, 250)}
+
+    assert loaded.fixed_chunks
+    print(", ".join(f"{tokens} tokens: {share:.2f}" for tokens, share in shares.items()))
+    assert max(shares.values()) <= 1
 
 
 def test_a_model_that_is_loaded_again_is_not_measured_again_unless_it_attends_otherwise() -> None:
