@@ -19,6 +19,7 @@ from kvactors.core.quant.codec import Arrays
 
 __all__ = [
     "LONGEST_PIECE",
+    "MOST_CHECKPOINTS",
     "HeldPieces",
     "LayerPieces",
     "Piece",
@@ -28,8 +29,10 @@ __all__ = [
     "thin_out",
 ]
 
-# Checkpoints of the past that an agent keeps: when there are MOST, all but KEPT go.
+# Checkpoints of the past that an agent keeps beside that of its beginning: when there are MOST, all
+# but KEPT go.
 MOST, KEPT = 4, 2
+MOST_CHECKPOINTS = MOST + 1
 # Longest piece and segment, in tokens: a cut inside one costs a copy, or a re-prefill, of it.
 LONGEST_PIECE = 4 * BLOCK_TOKENS
 

@@ -151,7 +151,7 @@ def encode_floats(layer: LayerSpec, floats: RawTensor) -> tuple[RawTensor, ...]:
     """Float KV of another program, [2, kv_heads, tokens, head_dim], as this layer stores it."""
     _, dtype, shape, data = floats
     array = _from_bytes(data, _NAMES[dtype], shape).astype(getattr(mx, layer.dtype))
-    arrays = encode(layer, array[0], array[1])
+    arrays = encode(layer, array[0, ...], array[1, ...])
     mx.eval(arrays)
     return tuple(
         # Copied: a whole file's would be held as arrays that nobody counts.

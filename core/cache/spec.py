@@ -122,6 +122,11 @@ class LayerSpec:
         held = tokens if self.cells is None else min(tokens, self.cells)
         return held * self.bytes_per_token() + (self.row_bytes if tokens else 0)
 
+    def checkpoint_bytes(self, tokens: int) -> int:
+        """Bytes of a checkpoint at the end of so many tokens."""
+        held = 0 if self.window is None else min(tokens, self.window)
+        return held * self.bytes_per_token() + (self.row_bytes // 2 if tokens else 0)
+
 
 @dataclass(frozen=True)
 class ModelCacheSpec:
@@ -201,10 +206,16 @@ class ModelCacheSpec:
         """Bytes of one row of so many tokens, over all layers."""
         return sum(count * layer.bytes_of(tokens) for layer, count in self._counts)
 
+    def checkpoint_bytes(self, tokens: int) -> int:
+        """Bytes of a checkpoint at the end of so many tokens, over all layers."""
+        return sum(count * layer.checkpoint_bytes(tokens) for layer, count in self._counts)
+
     def bytes_to_keep(self, tokens: int, have: int) -> int:
         """Bytes that are copied when so many `tokens` of a row become its agent's cache, which has
-        `have` of them: whole blocks stay as they are, a checkpoint is a new one."""
-        return self.bytes_of(tokens) - self.bytes_per_token * block_floor(min(have, tokens))
+        `have` of them: whole blocks stay as they are, a checkpoint is a new one, and lives twice
+        while its layers are stacked."""
+        new = tokens - block_floor(min(have, tokens))
+        return self.bytes_per_token * new + 2 * self.checkpoint_bytes(tokens)
 
     @cached_property
     def by_token(self) -> tuple[bool, ...]:

@@ -226,6 +226,8 @@ class Admission:
         space = memory.workspace[request.form.index]
         trunk = memory.rows.read_once(request, 1 + len(active))
         need = self._row_bytes(request) + space.least(len(request.tokens), len(active), trunk)
+        # Or who answers would need its room at once.
+        need += memory.rows.most_to_keep()
         # What is read for others must find room too when it arrives.
         promised = memory.promised_to_others(agent_id)
         blocks = len(request.tokens) + 1

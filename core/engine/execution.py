@@ -109,7 +109,7 @@ class Execution:
     def keep(self, request: Request) -> None:
         """What a turn has computed becomes its agent's hot cache."""
         cache = self._memory.hot.touch(request.agent_id, self._clock())
-        self.preemption.make_room_to_keep(request, request.cached)
+        self.preemption.make_room_to_keep(request)
         self.preemption.keep(request)
         cache.borrowed = False
 
@@ -210,7 +210,7 @@ class Execution:
         cache = self._memory.hot.touch(request.agent_id, self._clock())
         late = self._late_checkpoints and request.cached > request.shared
         needed = request.shared > cache.end and not late
-        if needed and self.preemption.make_room_to_keep(request, request.shared):
+        if needed and self.preemption.can_keep(request, request.shared):
             beginning = request.tokens[: request.shared]
             self._memory.hot.take(request.agent_id, batch.arena, batch.row(request), beginning)
             cache.borrowed = True

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from kvactors.core.arena.pieces import Piece
+from kvactors.core.arena.pieces import MOST_CHECKPOINTS, Piece
 from kvactors.core.arena.wire import copied
 from kvactors.core.cache.blocks import BLOCK_TOKENS, BlockPool
 from kvactors.core.engine.hot_cache import HotCaches
@@ -156,18 +156,22 @@ class Memory:
 
     def least(self, request: Request) -> int:
         """Bytes that a turn takes when it runs alone: its row, what it began with or others will,
-        and while it prefills a chunk that is no longer than it must be; while it decodes, the copy
-        that is kept when it ends, and a step; while a choice is scored, that."""
+        with all checkpoints of that, and while it prefills a chunk that is no longer than it must
+        be; while it decodes, the copy that is kept when it ends, and a step; while a choice is
+        scored, that."""
         space, bytes_of = self.workspace[request.form.index], request.form.bytes_of
         space = space.scored if request.scoring else space
         target, most, choice = request.target, request.most_tokens, request.longest_choice
-        held, extent = max(request.past, request.shared), self.running.extent
-        begun = bytes_of(extent(len(request.tokens) + choice)) + bytes_of(held)
-        grown = bytes_of(extent(most)) + bytes_of(held)
+        spec, extent, have = request.form.spec, self.running.extent, request.past
+        held = max(have, request.shared)
+        kept = 0 if request.passing else spec.bytes_to_keep(most, held)
+        checkpoints = MOST_CHECKPOINTS if have else 1
+        past = spec.bytes_per_token * held + checkpoints * spec.checkpoint_bytes(held)
+        begun = bytes_of(extent(len(request.tokens) + choice)) + past
         return max(
             begun + space.alone(target),
             begun + bare(space.choice(choice, 1, target + choice)),
-            grown + request.form.spec.bytes_to_keep(most, held) + space.decode(1, most),
+            bytes_of(extent(most)) + past + kept + space.decode(1, most),
         )
 
     @property

@@ -86,7 +86,7 @@ class Preemption:
     def can_spare(self, requests: Sequence[Request]) -> bool:
         """Whether the chunk that is about to run leaves enough for rows with room to decode."""
         more = sum(request.form.bytes_of(SPARE_TOKENS) for request in requests)
-        return self._memory.fits(self._memory.expected + more)
+        return self._memory.fits(self._memory.expected + more + self._memory.rows.most_to_keep())
 
     def make_join(self, request: Request) -> bool:
         """Room for a prefilled row among the decoding ones; False if it gave way itself."""
@@ -142,7 +142,8 @@ class Preemption:
         missing = sum(blocks.missing(r.agent_id, len(r.tokens) + 1 + width) for r in drafts)
         # The next chunk of a prompt runs when this forward has ended, in rows that grew.
         waits = any(request.remaining for request in self._running.prefills)
-        beside = max(space, self._planned if waits else 0) + self._most_to_keep(width)
+        beside = max(space, self._planned if waits else 0)
+        beside += memory.rows.most_to_keep(width)
         if missing > blocks.free_blocks or not memory.fits(arena.step_bytes(width) + beside):
             return False
         for request in drafts:
@@ -170,32 +171,30 @@ class Preemption:
         if batch.arena.spec.checkpointed or request.passing:
             return
         # Its row lives beside that copy, and another copy of it when it goes on to decode.
-        if memory.fits(2 * request.form.bytes_of(request.target)):
+        more = 2 * request.form.bytes_of(request.target)
+        if memory.fits(more + memory.rows.most_to_keep()):
             cache.borrowed = cache.borrowed or not cache.end
             memory.hot.take(request.agent_id, batch.arena, batch.row(request), request.tokens[:end])
 
-    def make_room_to_keep(self, request: Request, tokens: int) -> bool:
-        """Room for the copy of so many of its `tokens` that becomes its agent's hot cache."""
-        return self._fits(lambda: self._bytes_to_keep(request, tokens))
+    def make_room_to_keep(self, request: Request) -> bool:
+        """Room for what `keep` copies."""
+        return self._fits(lambda: self._memory.rows.bytes_to_keep(request, request.cached))
 
-    def _bytes_to_keep(self, request: Request, tokens: int) -> int:
-        cache = self._memory.hot.get(request.agent_id)
-        return request.form.spec.bytes_to_keep(tokens, cache.end if cache else 0)
-
-    def _most_to_keep(self, width: int = 1) -> int:
-        """Bytes that the next turn to end will copy at most, behind a step of `width` tokens: a row
-        lives beside what is kept of it."""
-        answering = self._running.answering
-        return max(self._bytes_to_keep(r, len(r.tokens) + width) for r in answering)
+    def can_keep(self, request: Request, tokens: int) -> bool:
+        """Whether a copy of so many of its `tokens` fits as things are: nobody leaves for it."""
+        return self._memory.fits(self._memory.rows.bytes_to_keep(request, tokens))
 
     def _growth_fits(self, batch: DecodeBatch) -> bool:
         arena, memory = batch.arena, self._memory
         space = self._decode_space(batch)
         # One step ahead: a token is in flight that `tokens` does not have yet.
         memory.expect(space)
-        return all(
-            memory.make_blocks(r.agent_id, len(r.tokens) + 2) for r in batch.requests
-        ) and self._fits(lambda: arena.step_bytes(1) + space + self._most_to_keep())
+        if not all(memory.make_blocks(r.agent_id, len(r.tokens) + 2) for r in batch.requests):
+            return False
+        if memory.fits(arena.step_bytes(1) + space + 2 * memory.rows.arena_bytes):
+            # No copy is larger: which one is largest need not be known.
+            return True
+        return self._fits(lambda: arena.step_bytes(1) + space + memory.rows.most_to_keep())
 
     def _decode_space(self, batch: DecodeBatch) -> int:
         """Bytes of work space of a batch's next step."""
@@ -225,7 +224,7 @@ class Preemption:
         request = min(active, key=lambda r: (r.priority, -r.arrival))
         cache = self._memory.hot.touch(request.agent_id)
         borrowed = cache.borrowed or not cache.end
-        if not request.passing and self.make_room_to_keep(request, request.cached):
+        if not request.passing and self.make_room_to_keep(request):
             try:
                 self.keep(request)
             except Exception as error:

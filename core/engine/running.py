@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from kvactors.core.arena.arena import Arena
 from kvactors.core.arena.compiled.compiler import StepCompiler
 from kvactors.core.arena.pieces import Piece, make_trunk
+from kvactors.core.cache.blocks import block_floor
 from kvactors.core.cache.slabs import NO_TRUNK, Trunk
 from kvactors.core.engine.hot_cache import HotCaches
 from kvactors.core.engine.runner import DecodeBatch, PrefillBatch
@@ -225,6 +226,22 @@ class Rows:
         """Bytes of a row of so many `tokens` of a turn, without what it reads where it is."""
         trunk = self._running.trunk(request).end
         return request.form.bytes_of(tokens) - trunk * request.form.spec.bytes_per_token
+
+    def bytes_to_keep(self, request: Request, tokens: int) -> int:
+        """Bytes that are copied when so many `tokens` of a turn's row become its agent's cache."""
+        if request.passing:
+            return 0
+        cache = self._hot.get(request.agent_id)
+        have = block_floor(cache.end) if cache else 0
+        copied = request.form.spec.bytes_to_keep(tokens, have)
+        # Of what a row reads where it is and its own each layer is joined, before all are stacked.
+        return copied * (2 if have < self._running.trunk(request).end else 1)
+
+    def most_to_keep(self, width: int = 1) -> int:
+        """Bytes that the next turn to end copies at most, behind a step of `width` tokens: its row
+        lives beside what is kept of it."""
+        answering = self._running.answering
+        return max((self.bytes_to_keep(r, len(r.tokens) + width) for r in answering), default=0)
 
     def read_once(self, request: Request, rows: int) -> int:
         """Tokens of the trunk of a turn that decodes among so many `rows`, if those that have it

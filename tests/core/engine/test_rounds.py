@@ -177,7 +177,7 @@ def test_while_a_turn_waits_for_room_nothing_is_drafted(
 ) -> None:
     loaded = load_grid()
     plain = said(ends(make_engine(loaded), turns()))
-    engine = make_engine(loaded, budget=SHORT_OF_MEMORY // 3, speculation=ON)
+    engine = make_engine(loaded, budget=SHORT_OF_MEMORY * 2 // 7, speculation=ON)
 
     seen: list[tuple[int, int]] = []
 
