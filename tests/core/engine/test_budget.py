@@ -1,5 +1,6 @@
 """The budget is a bound, whatever runs: measured by what MLX itself counts."""
 
+import functools
 import os
 from dataclasses import replace
 
@@ -84,10 +85,15 @@ def test_what_is_left_behind_the_last_whole_block_keeps_its_scores_within_the_bu
     assert lives.peak <= 1.0
 
 
+@functools.cache
+def deep() -> LoadedModel:
+    """A model whose rows take more than its steps do: those alone leave no room for a copy."""
+    model = tiny_model(num_hidden_layers=16)
+    return load_model(lambda: (model, PlainTokenizer()), ModelOptions(attention="packed"))
+
+
 def test_turns_that_outgrow_the_budget_together_end_within_it(make_engine: MakeEngine) -> None:
-    # Of many layers: a row takes more than a step does, which alone would leave room for its copy.
-    model, answer = tiny_model(num_hidden_layers=16), Sampling(max_tokens=180)
-    loaded = load_model(lambda: (model, PlainTokenizer()), ModelOptions(attention="packed"))
+    loaded, answer = deep(), Sampling(max_tokens=180)
     row, step = loaded.spec.bytes_of(256), WorkSpace.once(loaded).decode(2, 256)
     budget = int(2.4 * row) + step
     engine = make_engine(loaded, 2, budget)
@@ -101,6 +107,63 @@ def test_turns_that_outgrow_the_budget_together_end_within_it(make_engine: MakeE
     assert [ended[name].request.decoded for name in "ab"] == [180, 180]
     assert engine.stats()["preemptions"] == 1
     assert peak <= 1.0
+
+
+@pytest.mark.slow
+def test_no_turn_is_admitted_again_and_again_that_gives_way_to_the_copy_of_another(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(deep(), 4, 6_000_000)
+    long = make_request("long", [], [5] * 600, Sampling(max_tokens=90))
+    last = make_request("last", [], [7] * 200, Sampling(max_tokens=30))
+    turns = [(0, long), (14, last)]
+    for number in range(5):
+        # Whenever one of these ends, the last one may try again.
+        short = make_request(f"short {number}", [], [9] * 10, Sampling(max_tokens=2))
+        short.priority = 2
+        turns.append((18 + 12 * number, short))
+    long.priority = 1
+
+    run_engine(engine, turns)
+
+    print(f"it gave way {last.preempted} times")
+    assert last.preempted <= 3
+
+
+def test_nobody_leaves_for_a_turn_of_which_nothing_is_kept(make_engine: MakeEngine) -> None:
+    loaded = deep()
+    engine = make_engine(loaded, 4, int(2.9 * loaded.spec.bytes_of(1500)))
+    run_engine(engine, [(0, make_request(f"{i}", [], [5 + i] * 200, ANSWER)) for i in range(3)])
+    passing = make_request("passing", [], [5] * 1300, ANSWER)
+    passing.passing = True
+
+    run_engine(engine, [(0, passing)])
+
+    assert engine.memory.evictions == 0
+    assert sorted(engine.memory.hot) == ["0", "1", "2"]
+
+
+def test_an_agent_with_windows_has_its_checkpoints_within_the_budget(
+    make_engine: MakeEngine,
+) -> None:
+    made = build(
+        "gemma3_text", sliding_window=1024, sliding_window_pattern=12, num_hidden_layers=12
+    )
+    loaded = load_model(lambda: (made, PlainTokenizer()), ModelOptions())
+    last = make_request("a", [5] * 1210, [5] * 10, Sampling(max_tokens=2))
+    last.form = loaded.form_of(last.prompt)
+    budget = make_engine(loaded).memory.least(last)
+    engine, known = make_engine(loaded, 2, budget), list[int]()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory() - engine.memory.active
+
+    for turn, new in enumerate([1100, 10, 10, 10, 10]):
+        form = Sampling(max_tokens=2)
+        ended = run_engine(engine, [(0, make_request("a", known, [5] * new, form, turn=turn))])
+        known = list(ended["a"].request.tokens)
+
+    print(f"{(mx.get_peak_memory() - before) / budget:.2f} of the budget")
+    assert mx.get_peak_memory() - before <= budget
 
 
 def test_what_is_written_from_where_it_stands_counts_once(
