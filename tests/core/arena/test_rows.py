@@ -66,7 +66,7 @@ def most_beside(work: Callable[[], object]) -> int:
     return int(mx.get_peak_memory()) - before
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt_oss", "falcon_h1"])
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "qwen3_next"])
 def test_what_leaves_a_row_and_what_enters_one_is_copied_once(family: str) -> None:
     loaded = load_model(lambda: (build(family), PlainTokenizer()), ModelOptions(name=family))
     source, held, left = new_arena(loaded), list[Arena](), list[Piece]()
@@ -86,7 +86,7 @@ def test_what_leaves_a_row_and_what_enters_one_is_copied_once(family: str) -> No
     entering = most_beside(enter)
 
     print(f"{leaving / left[0].nbytes:.2f} of a piece, {entering / held[0].nbytes:.2f} of a row")
-    assert leaving / left[0].nbytes < 1.1
+    assert leaving / left[0].nbytes < 1.25
     assert entering / held[0].nbytes < 1.4
 
 

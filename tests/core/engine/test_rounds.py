@@ -172,12 +172,13 @@ def test_a_turn_that_went_on_remembers_what_it_said_and_no_more(
     assert onward.request.generated == told.request.generated
 
 
+@pytest.mark.usefixtures("work_of_a_cpu")
 def test_while_a_turn_waits_for_room_nothing_is_drafted(
     load_grid: LoadGrid, make_engine: MakeEngine
 ) -> None:
     loaded = load_grid()
     plain = said(ends(make_engine(loaded), turns()))
-    engine = make_engine(loaded, budget=SHORT_OF_MEMORY * 2 // 7, speculation=ON)
+    engine = make_engine(loaded, budget=SHORT_OF_MEMORY // 4, speculation=ON)
 
     seen: list[tuple[int, int]] = []
 
