@@ -78,8 +78,8 @@ class Execution:
         yield from self._hand_over()
         if not running.prefills:
             self._scheduler.prefill_ended()
-        # A step that was in flight is done after a chunk: its tokens do not wait for another one,
-        # which stays owed, so that batches of both forms go on together; nor do its first tokens.
+        # A step in flight is done after a chunk: its tokens wait for no other, which stays owed, so
+        # that batches of both forms go on together. First tokens of the chunk wait for no launch.
         late = [b for b in running.common if b.in_flight and (plan.prefill or b.long_row_ends)]
         late += [b for b in running.common if b.requests and new >= {*b.requests}]
         steps: list[float] = []

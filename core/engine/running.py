@@ -232,10 +232,10 @@ class Rows:
         if request.passing:
             return 0
         cache = self._hot.get(request.agent_id)
-        have = block_floor(cache.end) if cache else 0
+        have = cache.end if cache else 0
         copied = request.form.spec.bytes_to_keep(tokens, have)
         # Of what a row reads where it is and its own each layer is joined, before all are stacked.
-        return copied * (2 if have < self._running.trunk(request).end else 1)
+        return copied * (2 if block_floor(have) < self._running.trunk(request).end else 1)
 
     def most_to_keep(self, width: int = 1) -> int:
         """Bytes that the next turn to end copies at most, behind a step of `width` tokens: its row
