@@ -208,6 +208,8 @@ class ModelCacheSpec:
 
     def checkpoint_bytes(self, tokens: int) -> int:
         """Bytes of a checkpoint at the end of so many tokens, over all layers."""
+        if not self.checkpointed:
+            return 0
         return sum(count * layer.checkpoint_bytes(tokens) for layer, count in self._counts)
 
     def bytes_to_keep(self, tokens: int, have: int) -> int:

@@ -191,9 +191,6 @@ class Preemption:
         memory.expect(space)
         if not all(memory.make_blocks(r.agent_id, len(r.tokens) + 2) for r in batch.requests):
             return False
-        if memory.fits(arena.step_bytes(1) + space + 2 * memory.rows.arena_bytes):
-            # No copy is larger: which one is largest need not be known.
-            return True
         return self._fits(lambda: arena.step_bytes(1) + space + memory.rows.most_to_keep())
 
     def _decode_space(self, batch: DecodeBatch) -> int:

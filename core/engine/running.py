@@ -229,19 +229,27 @@ class Rows:
 
     def bytes_to_keep(self, request: Request, tokens: int) -> int:
         """Bytes that are copied when so many `tokens` of a turn's row become its agent's cache."""
+        return self._copied(request, tokens, self._running.trunk(request))
+
+    def most_to_keep(self, width: int = 1) -> int:
+        """Bytes that the next turn to end copies at most, behind a step of `width` tokens: its row
+        lives beside what is kept of it."""
+        copies = (
+            self._copied(request, len(request.tokens) + width, trunk)
+            for batch in self._running.decoding
+            for request, trunk in zip(batch.requests, batch.arena.trunks, strict=False)
+        )
+        return max(copies, default=0)
+
+    def _copied(self, request: Request, tokens: int, trunk: Trunk) -> int:
+        """Bytes that a turn copies whose row reads this `trunk` where it is."""
         if request.passing:
             return 0
         cache = self._hot.get(request.agent_id)
         have = cache.end if cache else 0
         copied = request.form.spec.bytes_to_keep(tokens, have)
         # Of what a row reads where it is and its own each layer is joined, before all are stacked.
-        return copied * (2 if block_floor(have) < self._running.trunk(request).end else 1)
-
-    def most_to_keep(self, width: int = 1) -> int:
-        """Bytes that the next turn to end copies at most, behind a step of `width` tokens: its row
-        lives beside what is kept of it."""
-        answering = self._running.answering
-        return max((self.bytes_to_keep(r, len(r.tokens) + width) for r in answering), default=0)
+        return copied * (2 if block_floor(have) < trunk.end else 1)
 
     def read_once(self, request: Request, rows: int) -> int:
         """Tokens of the trunk of a turn that decodes among so many `rows`, if those that have it

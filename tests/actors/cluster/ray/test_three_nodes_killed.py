@@ -80,7 +80,7 @@ def _victim(place: Place, rng: Random) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600 if FULL else 300)
+@pytest.mark.timeout(7200 if FULL else 300)
 def test_killed_at_random_nothing_durable_is_lost_or_taken_twice(three: Nodes) -> None:
     rng = Random(f"{DAY} kills")
     names = [f"hunted-{number}" for number in range(AGENTS)]
