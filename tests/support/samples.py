@@ -1,5 +1,5 @@
 """Which cases of many a run takes: others each day, so that in time all of them are met. Tests that
-are marked slow take turns: each has one on every fifth day.
+are marked slow take turns: each has one day of the week.
 
 `KVACTORS_FULL=1` takes all of them at once. The day is in the header of the run;
 `KVACTORS_DAY=2026-11-23` repeats it.
@@ -19,7 +19,7 @@ _Case = TypeVar("_Case")
 FULL = bool(os.environ.get("KVACTORS_FULL"))
 # Set, so that the workers of a run that goes on after midnight agree.
 DAY = os.environ.setdefault("KVACTORS_DAY", datetime.now(UTC).date().isoformat())
-TURNS = 5
+TURNS = 7
 
 
 def has_turn(test: str) -> bool:
