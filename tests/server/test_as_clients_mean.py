@@ -198,6 +198,18 @@ def test_a_host_is_known_by_its_name_however_it_is_written() -> None:
     assert gate.admit([(b"host", b"my.host:8017")], "/health") == ""
 
 
+def test_a_system_message_alone_is_answered_and_what_follows_it_too(server: Server) -> None:
+    told = {"role": "system", "content": "My cat is called Tom. What is my cat called?"}
+    again = {"role": "user", "content": "What is my cat called?"}
+    said = []
+
+    for messages in ([told], [told, again]):
+        (choice,) = post(server, asked("", messages=messages)).json()["choices"]
+        said.append(choice["message"]["content"])
+
+    assert said == ["Your cat is called Tom."] * 2
+
+
 def test_a_field_that_no_header_can_name_is_ignored_all_the_same(server: Server) -> None:
     answer = post(server, asked("hello", поле=1))
     body = {"prompt": "x", "max_tokens": 1, "поле": 1, "a\r\nb": 2}

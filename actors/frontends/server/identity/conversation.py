@@ -42,8 +42,8 @@ def read(inquiry: Inquiry, rules: Sequence[Rule], goes_on: bytes | None) -> Conv
     """The conversation of an `inquiry`, compared by `rules`, behind that of the hash `goes_on`."""
     messages = inquiry.messages
     first = next((i for i, m in enumerate(messages) if m.role != "system"), len(messages))
-    # Behind what is known already none of them comes first.
-    first = 0 if goes_on else first
+    # Behind what is known already none of them comes first; one that says nothing else is answered.
+    first = 0 if goes_on or first == len(messages) else first
     system = "\n\n".join(message.text for message in messages[:first])
     stripped = strip(system, rules)
     before = goes_on or beginning(inquiry.client.tenant)

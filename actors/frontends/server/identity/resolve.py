@@ -56,7 +56,7 @@ class Resolver:
             raise AgentNotStored(f"no answer {asked!r} is known here")
         conversation = read(inquiry, self._rules, goes_on)
         if not conversation.said and goes_on is None:
-            raise InvalidInput("there is nothing to answer: no message but system prompts")
+            raise InvalidInput("there is nothing to answer: no messages")
         known = (conversation.before, *conversation.hashes)
         found = self._nearest(inquiry, conversation, known, busy)
         if goes_on is not None and found is None:
