@@ -47,17 +47,20 @@ class Text:
         """(length, place): how many of the last `ids` stand here, at their last place that ends
         before the place `before`, and what follows them; (0, 0) if not even the last one does."""
         wanted, end = array("I", ids[-SUFFIX:]).tobytes(), (before - self.cut) * _WIDTH
-        length = len(wanted) // _WIDTH
-        while length:
-            found = self._last(wanted[-length * _WIDTH :], end)
-            if found is not None:
-                return self._longer(ids, found, length), self.cut + found + length
-            length = (length + 1) // 2 if length > 1 else 0
-        return 0, 0
+        first, most = max(0, end - FAR * _WIDTH), len(wanted) // _WIDTH
+        length, at, longer = 0, 0, 1
+        # From short to long: where a longer one ends, a shorter one does, so none is sought twice.
+        while length < most:
+            found = self._last(wanted[-longer * _WIDTH :], first, end)
+            if found is None:
+                break
+            length, at, end = longer, found, (found + longer) * _WIDTH
+            longer = min(2 * longer, most)
+        return (self._longer(ids, at, length), self.cut + at + length) if length else (0, 0)
 
-    def _last(self, wanted: bytes, end: int) -> int | None:
-        """The last token at which these bytes begin and that they end before."""
-        first = max(0, end - FAR * _WIDTH)
+    def _last(self, wanted: bytes, first: int, end: int) -> int | None:
+        """The last token from the byte `first` on at which `wanted` begins that ends before the
+        byte `end`."""
         while (found := self._bytes.rfind(wanted, first, end)) >= 0:
             if found % _WIDTH == 0:
                 return found // _WIDTH
