@@ -10,8 +10,8 @@ model's dtype (in half precision they disagree enough to change tokens):
 - dequantize: this layer's keys and values in float32, transiently, and fused attention, on the
   CPU block by block. For prefill chunks; several times faster there.
 
-The packed path is exact by row: a row's result does not depend on its neighbours, on the
-padding, or on how many queries are asked at once. Rows that begin alike may ask the keys they
+The packed path is exact by row on the CPU: a row's result does not depend on its neighbours, on
+the padding, or on how many queries are asked at once. Rows that begin alike may ask the keys they
 share as one row does, with few queries each, on the second path. GPU thread only.
 """
 

@@ -158,14 +158,23 @@ def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) ->
 
 
 def derive_spec(
-    model: Any, options: ModelOptions, config: Mapping[str, Any] = MappingProxyType({})
+    model: Any,
+    options: ModelOptions,
+    config: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    cpu: bool | None = None,
 ) -> ModelCacheSpec:
     """The cache spec of a `model`, from its own caches after a short forward, and how it is run
-    under `options`. `config`: what its `config.json` says."""
+    under `options`. `config`: what its `config.json` says. `cpu`: where MLX computes, unless
+    another device is meant."""
     layers, nesting = derive_layers(model, options)
     context = _context(stated_positions(model, config), options)
     spec = ModelCacheSpec(layers, _vocabulary(model), context, nesting)
-    return choose_plan(model, spec, exact=options.attention == "packed" or options.reproducible)
+    plan = choose_plan(model, spec, exact=options.attention == "packed" or options.reproducible)
+    if options.reproducible and not (on_cpu() if cpu is None else cpu):
+        # A GPU has other kernels for other numbers of rows, and of keys: they sum in other orders.
+        return replace(plan, batched=False)
+    return plan
 
 
 def _vocabulary(model: Any) -> int:

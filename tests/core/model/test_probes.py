@@ -7,7 +7,7 @@ import pytest
 
 from kvactors.actors.frontends.cli.info import step_tokens
 from kvactors.core.errors import ProbeFailed
-from kvactors.core.model.load import load_model
+from kvactors.core.model.load import derive_spec, load_model
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.testing.models import PlainTokenizer, tiny_model
 
@@ -87,3 +87,17 @@ def test_a_model_that_agrees_with_no_cache_is_refused() -> None:
 
     with pytest.raises(ProbeFailed, match="not even row by row: TypeError: it reads step"):
         load(model)
+
+
+def test_on_a_gpu_rows_run_one_by_one_where_a_run_must_repeat_bit_for_bit() -> None:
+    model = tiny_model()
+
+    batched = {
+        (cpu, reproducible): derive_spec(model, ModelOptions(reproducible=reproducible), cpu=cpu)
+        for cpu in (True, False)
+        for reproducible in (True, False)
+    }
+
+    alone = [asked for asked, spec in batched.items() if not spec.batched]
+    assert alone == [(False, True)]
+    assert not batched[False, True].flat
