@@ -155,6 +155,8 @@ class Arena:
         row = self.add_row(length, length + 1, pieces, trunk=trunk)
         for rows, theirs in both:
             rows.copy_row(row, theirs, source)
+        # Once for all layers: a GPU is waited for each time.
+        self.evaluate()
         return row
 
     def export(self, row: int, start: int, end: int) -> Piece:

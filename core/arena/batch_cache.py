@@ -131,6 +131,7 @@ class BatchQuantizedKVCache(KVLayer):
             row = self.add_row(length, last=True)
             if length:
                 self.rows.copy_row(row, other.rows, index)
+        mx.eval(self.rows.state)
 
     def prepare(
         self,

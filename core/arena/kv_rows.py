@@ -72,7 +72,7 @@ class KVRows:
         self.pools[slab].give_way(slots, self._own(capacity, self.table.slabs[slab].trunk))
 
     def copy_row(self, row: int, other: "KVRows", source: int) -> None:
-        """Copy row `source` of this layer of an `other` arena into a `row` made by `grow`."""
+        """Copy row `source` of this layer of an `other` arena into a `row` made by `grow`: lazy."""
         slab, slot = other.table.locate(source)
         cells = other._bounded(other.table.lengths[source])
         target, target_slot = self.table.locate(row)
@@ -80,7 +80,6 @@ class KVRows:
         begin = pool.trunk.end
         if begin < cells:
             pool.load(target_slot, begin, other.pools[slab].export(slot, begin, cells))
-        mx.eval(pool.arrays)
 
     def share(self, other: "KVRows", slab: int) -> None:
         """One more slab: another arena's, of this layer. Whoever writes first copies it, unless

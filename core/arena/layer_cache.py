@@ -46,7 +46,7 @@ class LayerRows(Protocol):
         """Give back what a `slab` has beyond so many `slots`, and `capacity` tokens in each."""
 
     def copy_row(self, row: int, other: Any, source: int) -> None:
-        """Copy row `source` of this layer of an `other` arena into a `row` made by `grow`."""
+        """Copy row `source` of this layer of an `other` arena into a `row` made by `grow`: lazy."""
 
     def share(self, other: Any, slab: int) -> None:
         """One more slab: another arena's, of this layer. Whoever writes first copies it, unless

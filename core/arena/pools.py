@@ -187,12 +187,13 @@ class Pool:
 
     def move(self, target: int, source: int) -> None:
         """Copy a slot's bytes to another slot."""
+        arrays = self._changing()
         # The row is copied out first: a slice that still refers to the buffer at
         # evaluation would make the write copy the whole slab.
-        for array in self._changing().values():
-            row = mx.contiguous(array[:, source])
-            mx.eval(row)
-            array[:, target] = row
+        row = {name: mx.contiguous(array[:, source]) for name, array in arrays.items()}
+        mx.eval(row)
+        for name, array in arrays.items():
+            array[:, target] = row[name]
 
     def gather_into(self, slot: int, start: int, cells: Sequence[int]) -> None:
         """Copy these `cells` of a `slot`, in this order, to start, start + 1, ... of it."""

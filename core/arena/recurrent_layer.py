@@ -67,7 +67,7 @@ class StateRows:
         """Nothing: a `slab` has states of its rows only, whatever `slots` and `capacity` are."""
 
     def copy_row(self, row: int, other: "StateRows", source: int) -> None:
-        """Copy row `source` of this layer of an `other` arena into a `row` made by `grow`."""
+        """Copy row `source` of this layer of an `other` arena into a `row` made by `grow`: lazy."""
         slab, slot = other.table.locate(source)
         states = other.now[slab]
         if states is not None:
@@ -143,7 +143,6 @@ class StateRows:
             kept[slab] = [
                 _with_row(state, slot, new) for state, new in zip(old, states, strict=True)
             ]
-        mx.eval(self.now[slab])
 
     def _zeros(self, rows: int) -> States:
         return [

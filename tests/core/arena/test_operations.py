@@ -1,9 +1,12 @@
-"""How many operations a layer of a decode step has: what a step costs where each is cheap."""
+"""How many operations a layer of a decode step has, and how often rows that move are waited for:
+what a step costs where each is cheap."""
 
+from collections.abc import Callable
 from io import StringIO
 
 import mlx.core as mx
 import pytest
+from seeded import bug, seeded
 
 from kvactors.core.arena.compiled.carried import carrier
 from kvactors.core.engine.runner import new_arena
@@ -57,3 +60,32 @@ def test_a_layer_of_a_step_has_no_more_operations_than_it_had(
     # mlx-lm's own batch has 141.
     print(f"{(more - fewer) // 2} operations a layer")
     assert (more - fewer) / 2 <= most
+
+
+@pytest.mark.parametrize(("layers", "leaves"), [(1, 1), (4, 4)])
+def test_a_row_that_joins_is_waited_for_once_and_one_that_fills_a_hole_once_a_layer(
+    layers: int, leaves: int
+) -> None:
+    model = tiny_model(num_hidden_layers=layers)
+    loaded = load_model(lambda: (model, PlainTokenizer()), ModelOptions(name="m"))
+    arena, other = new_arena(loaded), new_arena(loaded)
+    for _ in range(2):
+        arena.add_row(100, 110)
+        other.add_row(100, 110)
+    # Its slab gets slots for more than one.
+    arena.take(other, 0)
+    waits = list[object]()
+
+    def counted(true: Callable[..., None]) -> Callable[..., None]:
+        def evaluate(*arrays: object) -> None:
+            waits.append(arrays)
+            true(*arrays)
+
+        return evaluate
+
+    with seeded(bug(mx, "eval")(counted)):
+        arena.take(other, 1)
+        joined = len(waits)
+        arena.leave(0)
+
+    assert (joined, len(waits) - joined) == (1, leaves)
