@@ -31,7 +31,7 @@ NVIDIA = (Path("/dev/nvidia0"), Path("/proc/driver/nvidia"))
 HEAD_DIMS = (64, 96, 128, 192, 256)
 DTYPES = ("float32", "float16", "bfloat16")
 BITS = (4, 8)
-KEYS = 4096
+KEYS = 8256
 SECONDS = 8.0
 # Wrong shapes that are named.
 SHOWN = 6

@@ -12,6 +12,7 @@ from seeded import bug, seeded
 from kvactors.actors import AgentSystem, Sampling
 from kvactors.core.attention.policy import AttentionPolicy
 from kvactors.core.engine.engine import Engine
+from kvactors.core.model import device_probe
 from kvactors.core.model.device_probe import probe_products
 from kvactors.core.model.load import LoadedModel, load_model
 from kvactors.core.model.options import ModelOptions
@@ -85,6 +86,22 @@ def test_a_fault_is_named_by_its_shapes_once(
     assert record.levelno == logging.WARNING
     assert named in record.getMessage()
     assert innocent not in record.getMessage()
+
+
+def test_on_a_gpu_more_keys_and_queries_are_tried(caplog: pytest.LogCaptureFixture) -> None:
+    loaded = load(attention="packed")
+
+    def wrong_of_many(x: mx.array, *args: Any, **how: Any) -> mx.array:
+        found = true(x, *args, **how)
+        return found * 0 if x.shape[-1] >= 8192 or x.shape[-2] > 8 else found
+
+    with seeded(bug(device_probe, "on_cpu")(lambda _: lambda: False)):
+        found = probe_products(loaded, seconds=WAIT, product=wrong_of_many)
+
+    assert found.policy.mode == "dequantize"
+    (record,) = caplog.records
+    assert "1x8192x64 not transposed, 4 bits" in record.getMessage()
+    assert "16x64x1023 transposed, 4 bits" in record.getMessage()
 
 
 def test_a_probe_ends_after_its_second() -> None:
