@@ -30,7 +30,7 @@ ROOM = 10
 BYTES_PER_TOKEN = 320
 ANSWER = Sampling(max_tokens=12)
 
-pytestmark = [pytest.mark.timeout(WAIT * 2), pytest.mark.usefixtures("no_engine")]
+pytestmark = [pytest.mark.timeout(WAIT * 2), pytest.mark.usefixtures("peaks")]
 
 
 def ask_all(system: AgentSystem, prompts: Sequence[Any]) -> list[tuple[int, ...]]:

@@ -51,6 +51,7 @@ def lots(draw: st.DrawFn) -> Lot:
     )
 
 
+@pytest.mark.usefixtures("peaks")
 @pytest.mark.slow
 @pytest.mark.timeout(7200 if FULL else 300)
 @settings(
@@ -72,6 +73,7 @@ def test_no_combination_takes_more_than_the_budget(lot: Lot) -> None:
         assert enough.peak <= 1.0
 
 
+@pytest.mark.usefixtures("peaks")
 def test_what_is_left_behind_the_last_whole_block_keeps_its_scores_within_the_budget() -> None:
     lot = Lot("gpt_oss", reproducible=True, budget=8_000_000, lengths=(900, 900, 400), shared=300)
     lot = replace(lot, forks=3, choices=True, stored=True, sampled=True, seed=507)
@@ -92,6 +94,7 @@ def deep() -> LoadedModel:
     return load_model(lambda: (model, PlainTokenizer()), ModelOptions(attention="packed"))
 
 
+@pytest.mark.usefixtures("peaks")
 def test_turns_that_outgrow_the_budget_together_end_within_it(make_engine: MakeEngine) -> None:
     loaded, answer = deep(), Sampling(max_tokens=180)
     row, step = loaded.spec.bytes_of(256), WorkSpace.once(loaded).decode(2, 256)
@@ -143,6 +146,7 @@ def test_nobody_leaves_for_a_turn_of_which_nothing_is_kept(make_engine: MakeEngi
     assert sorted(engine.memory.hot) == ["0", "1", "2"]
 
 
+@pytest.mark.usefixtures("peaks")
 def test_an_agent_with_windows_has_its_checkpoints_within_the_budget(
     make_engine: MakeEngine,
 ) -> None:
@@ -186,6 +190,7 @@ def test_what_is_written_from_where_it_stands_counts_once(
     engine.check()
 
 
+@pytest.mark.usefixtures("peaks")
 @pytest.mark.parametrize("reproducible", [False, True])
 def test_a_budget_too_small_for_the_least_of_a_turn_is_refused_with_what_it_needs(
     reproducible: bool,

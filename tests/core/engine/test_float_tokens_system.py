@@ -105,6 +105,7 @@ def test_what_is_in_float_is_counted_by_its_own_bytes(open_grid: OpenSystem) -> 
     assert abs(stats["mlx_bytes"] - counted) < 0.1 * counted
 
 
+@pytest.mark.usefixtures("peaks")
 def test_agents_of_both_forms_stay_within_the_budget(open_system: OpenSystem) -> None:
     budget, asked = (
         work_space(grid, float_tokens=400).least(708, 0) + 1_800_000,

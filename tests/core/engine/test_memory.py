@@ -43,7 +43,7 @@ def test_a_chunk_is_the_longest_that_fits(asked: int, cached: int, room: int) ->
     assert most == asked or space.chunk(most + 1, 1, cached + most + 1) > room
 
 
-@pytest.mark.usefixtures("no_engine")
+@pytest.mark.usefixtures("peaks")
 def test_a_long_prompt_goes_in_long_chunks_within_the_budget(open_system: OpenSystem) -> None:
     budget, done = work_space(grid).least(2012, 0) + (2 << 20), list[int]()
     system = open_system(
@@ -60,7 +60,7 @@ def test_a_long_prompt_goes_in_long_chunks_within_the_budget(open_system: OpenSy
     assert len(done) < 100
 
 
-@pytest.mark.usefixtures("no_engine")
+@pytest.mark.usefixtures("peaks")
 def test_the_largest_turn_that_is_not_refused_stays_within_the_budget(
     open_system: OpenSystem,
 ) -> None:
@@ -79,7 +79,7 @@ def test_the_largest_turn_that_is_not_refused_stays_within_the_budget(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_engine")
+@pytest.mark.usefixtures("peaks")
 @pytest.mark.parametrize("reproducible", [False, True])
 def test_many_agents_never_take_more_than_the_budget(
     open_system: OpenSystem, reproducible: bool
