@@ -61,11 +61,6 @@ class Arena:
         """What a row reads where it is."""
         return self.table.slabs[self.table.locate(row)[0]].trunk
 
-    @property
-    def trunks(self) -> list[Trunk]:
-        """What each row reads where it is."""
-        return [slab.trunk for slab in self.table.slabs for _ in slab.rows]
-
     def add_row(
         self,
         length: int,

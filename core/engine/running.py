@@ -237,7 +237,7 @@ class Rows:
         copies = (
             self._copied(request, len(request.tokens) + width, trunk)
             for batch in self._running.decoding
-            for request, trunk in zip(batch.requests, batch.arena.trunks, strict=False)
+            for request, trunk in zip(batch.requests, _trunks(batch), strict=False)
         )
         return max(copies, default=0)
 
@@ -263,3 +263,8 @@ class Rows:
         one."""
         trunk = self._running.trunk
         return sum(r.form.spec.joined_bytes * trunk(r).end for r in requests)
+
+
+def _trunks(batch: DecodeBatch) -> list[Trunk]:
+    """What each row of a batch reads where it is."""
+    return [slab.trunk for slab in batch.arena.table.slabs for _ in slab.rows]
