@@ -14,7 +14,7 @@ from kvactors.bench.check.kinds import Kind
 from kvactors.core.arena.arena import Arena
 from kvactors.core.attention.policy import AttentionMode
 from kvactors.core.cache.spec import LayerSpec, choose_group_size
-from kvactors.core.model.device_probe import PRODUCT_TOLERANCE, product_errors
+from kvactors.core.model.device_probe import MOST_KEYS, PRODUCT_TOLERANCE, product_errors
 from kvactors.core.model.load import load_model
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.quant.device import on_cpu
@@ -31,7 +31,6 @@ NVIDIA = (Path("/dev/nvidia0"), Path("/proc/driver/nvidia"))
 HEAD_DIMS = (64, 96, 128, 192, 256)
 DTYPES = ("float32", "float16", "bfloat16")
 BITS = (4, 8)
-KEYS = 8256
 SECONDS = 8.0
 # Wrong shapes that are named.
 SHOWN = 6
@@ -57,7 +56,7 @@ def products() -> Answer:
     layers = _layers()
     left = len(layers)
     for layer in layers:
-        for name, error in product_errors((layer,), KEYS):
+        for name, error in product_errors((layer,), MOST_KEYS):
             # What is no number is as wrong as can be.
             errors[f"{name}, {layer.dtype}"] = error if error == error else math.inf
         left -= 1

@@ -21,13 +21,13 @@ from kvactors.core.quant.codec import PRECISION, Stored
 from kvactors.core.quant.device import on_cpu
 from kvactors.core.quant.products import multiply_codes
 
-__all__ = ["PROBE_SECONDS", "PRODUCT_TOLERANCE", "probe_products", "product_errors"]
+__all__ = ["MOST_KEYS", "PROBE_SECONDS", "PRODUCT_TOLERANCE", "probe_products", "product_errors"]
 
 logger = logging.getLogger(__name__)
 
 # Kernels change with these; wrong ones were seen at such shapes (mlx #3480, #4250). Metal has
 # others beyond 8,192 keys, and for 6 to 33 queries, by the chip.
-_KEYS, _FAR = (1023, 1024, 4096), 8256
+_KEYS, MOST_KEYS = (1023, 1024, 4096), 8256
 _QUERIES, _MANY = (1, 2, 3, 4, 8), 16
 PROBE_SECONDS = 1.0
 PRODUCT_TOLERANCE = 0.01
@@ -95,8 +95,8 @@ def _products(
 ) -> Iterator[tuple[str, mx.array, mx.array]]:
     """(shape, quantized product, product of floats) as attention asks for them, from a part of a
     slab: scores over keys, and sums over values."""
-    more = () if on_cpu() else (_FAR,)
-    extents = sorted({min(keys, context) for keys in (*_KEYS, *more)})
+    cpu = on_cpu()
+    extents = sorted({min(keys, context) for keys in (_KEYS if cpu else (*_KEYS, MOST_KEYS))})
     for layer in layers:
         heads, longest = min(2, layer.kv_heads), extents[-1]
         pool = Pool(replace(layer, kv_heads=heads), 1, longest + 64)
@@ -115,7 +115,7 @@ def _products(
             floats = _floats(codes, side)
             floats = floats.swapaxes(-1, -2) if transposed else floats
             inner, outer = floats.shape[-2:]
-            for queries in _QUERIES if on_cpu() else (*_QUERIES, _MANY):
+            for queries in _QUERIES if cpu else (*_QUERIES, _MANY):
                 asked = _noise(heads, queries, inner)
                 product = multiply(asked, codes, side, transposed=transposed)
                 order = "transposed" if transposed else "not transposed"
