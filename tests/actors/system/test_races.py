@@ -242,7 +242,8 @@ def test_the_engine_is_told_that_a_save_has_ended_when_nothing_holds_its_kv_any_
     open_system: OpenSystem, commit: str
 ) -> None:
     slow = HoldingFiles(name="write_temp", path="*/seg-*")
-    failing = FailingFiles(slow, name="fsync", path="*/seg-*")
+    # "sync", too: who says what another said would link its file, and writes one where it failed.
+    failing = FailingFiles(slow, name="*sync", path="*/seg-*")
     failing.armed = commit == "fails in the end"
     views: list[weakref.ref[memoryview]] = []
     held: list[int] = []
