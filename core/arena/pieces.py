@@ -5,7 +5,7 @@ past to go on from the piece's end. Such a piece is `whole`. GPU thread only.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import count, takewhile
@@ -206,12 +206,15 @@ def join_pieces(pieces: Iterable[Piece], start: int, end: int) -> Piece:
     return Piece(start, end, tuple(groups), spec)
 
 
-def thin_out(pieces: Sequence[Piece], shared: int) -> tuple[list[Piece], int]:
+def thin_out(
+    pieces: Sequence[Piece], shared: int, has_room: Callable[[int], bool]
+) -> tuple[list[Piece], int]:
     """The pieces with fewer checkpoints, if they have many; and up to where they are as before.
 
     Those whose checkpoint goes are joined, with shorter ones before them too: so a token is
     joined, and written, as often as the logarithm of the longest piece, not of every turn.
-    The checkpoint of a beginning of `shared` tokens stays.
+    The checkpoint of a beginning of `shared` tokens stays. Unless `has_room` for the bytes of what
+    is joined they stay apart, until they are joined with later ones.
     """
     whole = [i for i, piece in enumerate(pieces) if piece.whole and piece.end > shared]
     if len(whole) <= MOST:
@@ -223,9 +226,13 @@ def thin_out(pieces: Sequence[Piece], shared: int) -> tuple[list[Piece], int]:
         if start - before > min(end - start, LONGEST_PIECE):
             break
         first, start = first - 1, before
-    joined = join_pieces(pieces[first : last + 1], start, end)
-    groups = tuple(
-        group if cuttable else {}
-        for group, cuttable in zip(joined.groups, joined.spec.by_token, strict=True)
-    )
-    return [*pieces[:first], Piece(start, end, groups, joined.spec), *pieces[last + 1 :]], start
+    old = pieces[first : last + 1]
+    if has_room(sum(piece.nbytes for piece in old)):
+        old = [join_pieces(old, start, end)]
+    return [*pieces[:first], *map(_without_checkpoint, old), *pieces[last + 1 :]], start
+
+
+def _without_checkpoint(piece: Piece) -> Piece:
+    groups = zip(piece.groups, piece.spec.by_token, strict=True)
+    kept = tuple(group if cuttable else {} for group, cuttable in groups)
+    return Piece(piece.start, piece.end, kept, piece.spec)

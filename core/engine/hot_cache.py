@@ -9,7 +9,7 @@ with a checkpoint there, and old ones lose it.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 
@@ -122,12 +122,16 @@ class HotCaches:
     """Hot caches by agent, least recently used first.
 
     `blocks`: those of each agent, as many as its cache needs; a running turn may hold more.
-    `held`: the pieces of all, each counted once.
+    `held`: the pieces of all, each counted once. `has_room`: whether so many bytes more
+    may be taken, or it is to be done without them.
     """
 
-    def __init__(self, spec: ModelCacheSpec, blocks: BlockPool) -> None:
+    def __init__(
+        self, spec: ModelCacheSpec, blocks: BlockPool, has_room: Callable[[int], bool]
+    ) -> None:
         self.blocks = blocks
         self._spec = spec
+        self._has_room = has_room
         self._caches: dict[str, HotCache] = {}
         self.held = HeldPieces()
 
@@ -234,7 +238,8 @@ class HotCaches:
             return
         if self._spec.checkpointed:
             new = [arena.export(row, *part) for part in _split(cache.end, end, cache.shared)]
-            pieces, same = thin_out([*cache.pieces, *new], cache.shared)
+            self._replace(cache, [*cache.pieces, *new])
+            pieces, same = thin_out(cache.pieces, cache.shared, self._has_room)
             cache.limit_saved(same)
         else:
             start, closed = block_floor(cache.end), block_floor(end)
@@ -280,9 +285,11 @@ class HotCaches:
         cache.pieces = pieces
 
     def _first(self, pieces: Iterable[Piece], tokens: int) -> list[Piece]:
-        """The pieces of the first `tokens` tokens; the last one may be cut, which copies it."""
-        return [
-            cut_piece(piece, piece.start, min(piece.end, tokens))
-            for piece in pieces
-            if piece.start < tokens
-        ]
+        """The pieces of the first `tokens` tokens; the last one may be cut, which copies it: its
+        closed blocks apart from the open one, which the next turn replaces."""
+        closed = block_floor(tokens)
+        kept = [piece for piece in pieces if piece.start < tokens]
+        if not kept or (last := kept[-1]).end <= tokens:
+            return kept
+        borders = sorted({last.start, max(last.start, closed), tokens})
+        return [*kept[:-1], *(cut_piece(last, *part) for part in pairwise(borders))]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import mlx.core as mx
 import pytest
-from budgets import bytes_on_a_cpu
+from budgets import bytes_on_a_cpu, least_for, peak_of_turns
 from crowds import FAMILIES, Lot, least_of, live
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -47,6 +47,7 @@ def lots(draw: st.DrawFn) -> Lot:
         stored=draw(st.booleans()),
         sampled=draw(st.booleans()),
         trunks=draw(st.booleans()),
+        back=draw(st.sampled_from([0, 30, 300])),
         seed=draw(st.integers(0, 1000)),
     )
 
@@ -150,24 +151,39 @@ def test_nobody_leaves_for_a_turn_of_which_nothing_is_kept(make_engine: MakeEngi
 def test_an_agent_with_windows_has_its_checkpoints_within_the_budget(
     make_engine: MakeEngine,
 ) -> None:
-    made = build(
-        "gemma3_text", sliding_window=1024, sliding_window_pattern=12, num_hidden_layers=12
-    )
-    loaded = load_model(lambda: (made, PlainTokenizer()), ModelOptions())
-    last = make_request("a", [5] * 1210, [5] * 10, Sampling(max_tokens=2))
-    last.form = loaded.form_of(last.prompt)
-    budget = make_engine(loaded).memory.least(last)
-    engine, known = make_engine(loaded, 2, budget), list[int]()
-    mx.reset_peak_memory()
-    before = mx.get_active_memory() - engine.memory.active
+    loaded = with_windows(12, 12, ModelOptions(), sliding_window=1024)
+    engine = make_engine(loaded, 2, least_for(make_engine(loaded), 1210, 10))
 
-    for turn, new in enumerate([1100, 10, 10, 10, 10]):
-        form = Sampling(max_tokens=2)
-        ended = run_engine(engine, [(0, make_request("a", known, [5] * new, form, turn=turn))])
-        known = list(ended["a"].request.tokens)
+    assert peak_of_turns(engine, [1100, 10, 10, 10, 10]) <= 1.0
 
-    print(f"{(mx.get_peak_memory() - before) / budget:.2f} of the budget")
-    assert mx.get_peak_memory() - before <= budget
+
+def with_windows(layers: int, pattern: int, options: ModelOptions, **changes: int) -> LoadedModel:
+    """A model of which each layer but one of a `pattern` has windows."""
+    changes |= {"num_hidden_layers": layers, "sliding_window_pattern": pattern}
+    made = build("gemma3_text", **changes)
+    return load_model(lambda: (made, PlainTokenizer()), options)
+
+
+@pytest.mark.usefixtures("peaks")
+@pytest.mark.slow
+def test_what_checkpoints_leave_behind_is_joined_only_where_there_is_room(
+    make_engine: MakeEngine,
+) -> None:
+    loaded = with_windows(8, 2, ModelOptions(attention="packed"))
+    engine = make_engine(loaded, 1, least_for(make_engine(loaded), 808, 200))
+
+    assert peak_of_turns(engine, [200] * 5) <= 1.0
+    apart = len(engine.memory.hot.touch("a").pieces)
+    roomy = make_engine(loaded)
+    peak_of_turns(roomy, [200] * 5)
+    assert len(roomy.memory.hot.touch("a").pieces) < apart
+
+
+@pytest.mark.usefixtures("peaks")
+def test_what_a_turn_leaves_of_a_long_piece_is_copied_once(make_engine: MakeEngine) -> None:
+    engine = make_engine(deep(), 1, least_for(make_engine(deep()), 1000, 10))
+
+    assert peak_of_turns(engine, [1030, 10], kept=1000) <= 1.0
 
 
 def test_what_is_written_from_where_it_stands_counts_once(

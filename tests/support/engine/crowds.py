@@ -44,7 +44,8 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Lot:
-    """What a crowd is and what it does. Each agent has two turns; between them some are forked.
+    """What a crowd is and what it does. Each agent has two turns; between them some are forked, and
+    each goes `back` by so many tokens.
 
     `lengths`: tokens of each one's first prompt, behind a beginning of `shared` tokens that all
     have. Every other agent draws one of `choices` instead of decoding. With `stored` there is a
@@ -65,6 +66,7 @@ class Lot:
     stored: bool = False
     sampled: bool = False
     trunks: bool = False
+    back: int = 0
     seed: int = 0
 
 
@@ -139,6 +141,7 @@ class _Crowd:
 
     def second_turns(self) -> None:
         for number, name in enumerate(reversed(list(self._known))):
+            self._known[name] = self._known[name][: max(1, len(self._known[name]) - self.lot.back)]
             self._ask(name, self._tokens(1 + 40 * (number % 4)), number)
         self._run()
 
