@@ -43,7 +43,7 @@ class Dispatcher:
     def __init__(self, name: str, threads: int, *, blocking: bool = False) -> None:
         self.name = name
         self._blocking = blocking
-        # None asks a thread to end.
+        # None asks the threads to end, one after the other.
         self._ready: SimpleQueue[Runnable | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"{name}-{index}", daemon=True)
@@ -63,8 +63,7 @@ class Dispatcher:
 
     def close(self, timeout: float | None = None) -> None:
         """Let the threads end once the queue is empty, and wait for each `timeout` seconds."""
-        for _ in self._threads:
-            self._ready.put(None)
+        self._ready.put(None)
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(timeout)
@@ -75,10 +74,11 @@ class Dispatcher:
             actor = self._ready.get()
             if actor is not None:
                 actor.run_batch()
-            elif self._ready.empty():
-                return
             else:
+                ended = self._ready.empty()
                 self._ready.put(None)
+                if ended:
+                    return
             # Or the last actor to run would live until another one does.
             del actor
 
