@@ -4,16 +4,19 @@ No table of model names: the cache spec comes from the model's own cache objects
 probing forward, and what cannot be supported is refused here with the reason. GPU thread.
 """
 
+import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from kvactors.core.arena.compiled.unfused import replays
 from kvactors.core.arena.wire import FORMAT_VERSION, layout
 from kvactors.core.attention import linear_cpu, seam
 from kvactors.core.attention.policy import AttentionPolicy, check_attention
@@ -26,10 +29,19 @@ from kvactors.core.model.calibrate import measure_launch_tokens, measure_parts, 
 from kvactors.core.model.layer_kinds import derive_layers
 from kvactors.core.model.opening import open_model, ready
 from kvactors.core.model.options import ModelOptions
-from kvactors.core.model.trace_probe import why_eager
+from kvactors.core.model.trace_probe import unknown_class, why_eager
 from kvactors.core.quant.device import on_cpu
 
-__all__ = ["CPU_CHUNK", "LoadedModel", "choose_policy", "load_model", "stated_positions"]
+__all__ = [
+    "CPU_CHUNK",
+    "LoadedModel",
+    "choose_policy",
+    "load_model",
+    "probed",
+    "stated_positions",
+]
+
+_T = TypeVar("_T")
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +131,8 @@ def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) ->
     weights = _made_ready(model, options.dtype)
     seam.install()
     linear_cpu.install()
-    spec = derive_spec(model, options, config)
+    known = _probed_as(model, weights, options, config)
+    spec = _once(known, partial(derive_spec, model, options, config))
     chat = ChatFormat(tokenizer, options.template_kwargs)
     if not chat.has_template:
         logger.warning(
@@ -145,16 +158,46 @@ def load_model(source: str | Path | Callable[[], Any], options: ModelOptions) ->
         **({"adapters": adapters} if adapters else {}),
     )
     policy = choose_policy(spec, options)
-    eager = why_eager(model, spec, policy)
+    eager = _once(known, partial(why_eager, model, spec, policy), spec, policy)
     loaded = LoadedModel(
         name, model, chat, KVForm(0, spec), policy, identity, tokenizer_id, described, eager
     )
     if not float_tokens:
         return loaded
     policy = choose_policy(floats, options)
-    form, eager = KVForm(1, floats), why_eager(model, floats, policy)
+    eager = _once(known, partial(why_eager, model, floats, policy), floats, policy)
+    form = KVForm(1, floats)
     in_float = replace(loaded, form=form, policy=policy, layout=layout(floats), eager=eager)
     return replace(loaded, float_tokens=float_tokens, floats=in_float)
+
+
+probed: dict[Hashable, Any] = {}
+"""What probes found in this process: an engine that begins again, after a failure or with a model
+that was there before, need not wait for them."""
+
+
+def _probed_as(
+    model: Any, weights: str, options: ModelOptions, config: Mapping[str, Any]
+) -> Hashable:
+    """All that the probes of a model depend on; None where it has a class that is neither MLX's
+    nor mlx-lm's, which may do what it likes."""
+    if unknown_class(model):
+        return None
+    kinds = frozenset(type(module) for _, module in model.named_modules())
+    says = json.dumps([dict(config), fingerprint.adapter_numbers(model)], default=repr)
+    runs = str(mx.default_device()), replays()
+    return weights, _architecture(model), kinds, repr(options), says, runs
+
+
+def _once(known: Hashable, probe: Callable[[], _T], *of: Hashable) -> _T:
+    """What a `probe` finds, or has found of what is known as this, and `of` the rest."""
+    if known is None:
+        return probe()
+    key = known, of
+    if key not in probed:
+        probed[key] = probe()
+    found: _T = probed[key]
+    return found
 
 
 def derive_spec(

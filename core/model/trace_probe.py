@@ -19,7 +19,7 @@ from kvactors.core.attention.policy import AttentionPolicy
 from kvactors.core.cache.spec import ModelCacheSpec
 from kvactors.core.model.batch_probe import join_rows
 
-__all__ = ["why_eager"]
+__all__ = ["unknown_class", "why_eager"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def why_eager(model: Any, spec: ModelCacheSpec, policy: AttentionPolicy) -> str:
     `policy`, are not traced; empty where they may be."""
     if not spec.batched:
         return "its rows run one by one"
-    if other := _unknown(model):
+    if other := unknown_class(model):
         return f"{other} is no class of MLX's or mlx-lm's"
     if not replays():
         return "MLX does not compile here"
@@ -48,8 +48,8 @@ def why_eager(model: Any, spec: ModelCacheSpec, policy: AttentionPolicy) -> str:
     return ""
 
 
-def _unknown(model: Any) -> str:
-    """A class of the model that may do more than build a graph, if there is one."""
+def unknown_class(model: Any) -> str:
+    """A class of a `model` that may do more than build a graph, if there is one."""
     kinds = {type(module) for _, module in model.named_modules()}
     return next((k.__name__ for k in kinds if k.__module__.split(".")[0] not in _KNOWN), "")
 

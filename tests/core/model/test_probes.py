@@ -1,12 +1,16 @@
 """What the probe at load finds: models that are wrong in a batch, or over all caches of ours."""
 
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models import llama
+from seeded import bug, seeded
 
 from kvactors.actors.frontends.cli.info import step_tokens
 from kvactors.core.errors import ProbeFailed
+from kvactors.core.model import load as loading
 from kvactors.core.model.load import derive_spec, load_model
 from kvactors.core.model.options import ModelOptions
 from kvactors.core.testing.models import PlainTokenizer, tiny_model
@@ -17,8 +21,6 @@ def load(model: Any) -> Any:
 
 
 def test_a_model_that_is_wrong_with_per_row_offsets_runs_row_by_row() -> None:
-    from mlx_lm.models import llama
-
     class OffByRow(llama.Model):  # type: ignore[misc]
         """Uses the first row's position for all, as some families do."""
 
@@ -48,8 +50,6 @@ def test_a_model_that_is_wrong_with_per_row_offsets_runs_row_by_row() -> None:
 
 
 def test_a_model_that_is_wrong_with_several_tokens_of_a_row_takes_them_one_by_one() -> None:
-    from mlx_lm.models import llama
-
     class Crowded(llama.Model):  # type: ignore[misc]
         """Is another one where a step has more tokens than the probe's prompts are."""
 
@@ -101,3 +101,42 @@ def test_on_a_gpu_rows_run_one_by_one_where_a_run_must_repeat_bit_for_bit() -> N
     alone = [asked for asked, spec in batched.items() if not spec.batched]
     assert alone == [(False, True)]
     assert not batched[False, True].flat
+
+
+def test_a_model_is_probed_once_in_a_process_if_all_of_it_is_known() -> None:
+    probes: list[str] = []
+
+    def counted(true: Callable[..., Any]) -> Callable[..., Any]:
+        def probe(*args: Any) -> Any:
+            probes.append(true.__name__)
+            return true(*args)
+
+        return probe
+
+    class Own(llama.Model):  # type: ignore[misc]
+        """It may do what it likes."""
+
+    def own() -> Any:
+        model = tiny_model()
+        model.__class__ = Own
+        return model
+
+    def probed(make: Callable[[], Any], **options: Any) -> list[str]:
+        """What probes it takes to load a model."""
+        probes.clear()
+        load_model(lambda: (make(), PlainTokenizer()), ModelOptions(**options))
+        return list(probes)
+
+    both = ["derive_spec", "why_eager"]
+    with (
+        seeded(bug(loading, "derive_spec")(counted)),
+        seeded(bug(loading, "why_eager")(counted)),
+    ):
+        assert probed(tiny_model) == both
+        assert probed(tiny_model) == []
+        assert probed(lambda: tiny_model(seed=1)) == both
+        assert probed(lambda: tiny_model(rope_theta=100.0)) == both
+        assert probed(tiny_model, kv_bits=8) == both
+        assert probed(tiny_model) == []
+        assert probed(own) == both
+        assert probed(own) == both
