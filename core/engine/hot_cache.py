@@ -121,9 +121,9 @@ class HotCache:
 class HotCaches:
     """Hot caches by agent, least recently used first.
 
-    `blocks`: those of each agent, as many as its cache needs; a running turn may hold more.
-    `held`: the pieces of all, each counted once. `has_room`: whether so many bytes more
-    may be taken, or it is to be done without them.
+    `spec`: what is cached of a token. `blocks`: those of each agent, as many as its cache needs; a
+    running turn may hold more. `has_room`: whether there is room for so many bytes more that could
+    be done without. `held`: the pieces of all, each counted once.
     """
 
     def __init__(

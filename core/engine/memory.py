@@ -101,7 +101,13 @@ class Memory:
                 f"{block}, and a turn some times as many"
             )
         blocks = BlockPool(min(MOST_BLOCKS, budget // max(1, block)))
-        self.hot = HotCaches(loaded.spec, blocks, self._make_room_beside)
+
+        def has_room(more: int) -> bool:
+            """Evicts idle agents for it, but none in vain."""
+            need = self.expected + more
+            return need <= self.rows.leave(self.budget) and self.make_room(need)
+
+        self.hot = HotCaches(loaded.spec, blocks, has_room)
         self.running = RunningBatches(loaded, self.hot)
         self.rows = Rows(self.running, self.hot)
         self.workspace = [WorkSpace.once(form) for form in loaded.forms]
@@ -204,12 +210,6 @@ class Memory:
         self.drafts.clear()
         self.running.shrink()
         return self.evict_until(lambda: self.fits(need), busy)
-
-    def _make_room_beside(self, need: int) -> bool:
-        """Whether `need` more bytes, which could be done without, fit beside the next forward once
-        idle agents are evicted. If they could not none is."""
-        need += self.expected
-        return need <= self.rows.leave(self.budget) and self.make_room(need)
 
     def make_blocks(self, agent_id: str, tokens: int, busy: Iterable[str] = ()) -> bool:
         """Let `agent_id` hold the blocks of so many `tokens`; evicts others for it that are not

@@ -46,7 +46,8 @@ def seeded(seed: Bug) -> Iterator[None]:
     """While it lasts the product has this bug."""
     wrong = seed.wrong(vars(seed.owner)[seed.name])
     with pytest.MonkeyPatch.context() as patch:
-        # All bugs of all tests go through this line; what probes find with one is of it alone.
-        patch.setattr(seed.owner, seed.name, wrong)
-        patch.setattr(load, "probed", {})
+        # What probes find with a bug is of it alone.
+        for owner, name, other in ((seed.owner, seed.name, wrong), (load, "probed", {})):
+            # All bugs of all tests go through this line.
+            patch.setattr(owner, name, other)
         yield
