@@ -233,6 +233,8 @@ def thin_out(
 
 
 def _without_checkpoint(piece: Piece) -> Piece:
+    if not piece.whole:
+        return piece
     groups = zip(piece.groups, piece.spec.by_token, strict=True)
     kept = tuple(group if cuttable else {} for group, cuttable in groups)
     return Piece(piece.start, piece.end, kept, piece.spec)

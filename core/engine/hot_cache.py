@@ -238,9 +238,7 @@ class HotCaches:
             return
         if self._spec.checkpointed:
             new = [arena.export(row, *part) for part in _split(cache.end, end, cache.shared)]
-            self._replace(cache, [*cache.pieces, *new])
-            pieces, same = thin_out(cache.pieces, cache.shared, self._has_room)
-            cache.limit_saved(same)
+            pieces = [*cache.pieces, *new]
         else:
             start, closed = block_floor(cache.end), block_floor(end)
             # Where a rewind cut a piece of several blocks, its closed ones stay.
@@ -251,6 +249,10 @@ class HotCaches:
             pieces += [arena.export(row, first, last) for first, last in ranges]
         self._replace(cache, pieces)
         cache.tokens = list(tokens)
+        if self._spec.checkpointed:
+            fewer, same = thin_out(pieces, cache.shared, self._has_room)
+            cache.limit_saved(same)
+            self._replace(cache, fewer)
 
     def idle(
         self, busy: Collection[str], read: Collection[Piece] = frozenset()

@@ -29,7 +29,7 @@ from kvactors.core.model.calibrate import measure_launch_tokens, measure_parts, 
 from kvactors.core.model.layer_kinds import derive_layers
 from kvactors.core.model.opening import open_model, ready
 from kvactors.core.model.options import ModelOptions
-from kvactors.core.model.trace_probe import unknown_class, why_eager
+from kvactors.core.model.trace_probe import classes_of, unknown_class, why_eager
 from kvactors.core.quant.device import on_cpu
 
 __all__ = [
@@ -183,10 +183,9 @@ def _probed_as(
     nor mlx-lm's, which may do what it likes."""
     if unknown_class(model):
         return None
-    kinds = frozenset(type(module) for _, module in model.named_modules())
     says = json.dumps([dict(config), fingerprint.adapter_numbers(model)], default=repr)
     runs = str(mx.default_device()), replays()
-    return weights, _architecture(model), kinds, repr(options), says, runs
+    return weights, _architecture(model), classes_of(model), repr(options), says, runs
 
 
 def _once(known: Hashable, probe: Callable[[], _T], *of: Hashable) -> _T:

@@ -19,7 +19,7 @@ from kvactors.core.attention.policy import AttentionPolicy
 from kvactors.core.cache.spec import ModelCacheSpec
 from kvactors.core.model.batch_probe import join_rows
 
-__all__ = ["unknown_class", "why_eager"]
+__all__ = ["classes_of", "unknown_class", "why_eager"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,10 +48,15 @@ def why_eager(model: Any, spec: ModelCacheSpec, policy: AttentionPolicy) -> str:
     return ""
 
 
+def classes_of(model: Any) -> frozenset[type]:
+    """The classes of a `model` and of all that it is made of."""
+    return frozenset(type(module) for _, module in model.named_modules())
+
+
 def unknown_class(model: Any) -> str:
     """A class of a `model` that may do more than build a graph, if there is one."""
-    kinds = {type(module) for _, module in model.named_modules()}
-    return next((k.__name__ for k in kinds if k.__module__.split(".")[0] not in _KNOWN), "")
+    others = (k for k in classes_of(model) if k.__module__.split(".")[0] not in _KNOWN)
+    return next((k.__name__ for k in others), "")
 
 
 def _stepped(

@@ -2,6 +2,7 @@
 
 import functools
 import os
+from collections.abc import Callable
 from dataclasses import replace
 
 import mlx.core as mx
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from makers import LoadGrid, MakeEngine
 from seeded import bug, seeded
 
+from kvactors.core.arena import pieces
 from kvactors.core.attention.policy import AttentionMode
-from kvactors.core.errors import MemoryExceeded
+from kvactors.core.errors import MemoryExceeded, TurnFailed
 from kvactors.core.model import workspace
 from kvactors.core.model.load import LoadedModel, load_model
 from kvactors.core.model.options import ModelOptions
@@ -177,6 +179,19 @@ def test_what_checkpoints_leave_behind_is_joined_only_where_there_is_room(
     roomy = make_engine(loaded)
     peak_of_turns(roomy, [200] * 5)
     assert len(roomy.memory.hot.touch("a").pieces) < apart
+
+
+def test_where_pieces_cannot_be_joined_what_was_kept_stays_whole(make_engine: MakeEngine) -> None:
+    engine = make_engine(with_windows(4, 2, ModelOptions()))
+
+    def fails(_true: object) -> Callable[..., object]:
+        return lambda *_: 1 / 0
+
+    with seeded(bug(pieces, "join_pieces")(fails)), pytest.raises(TurnFailed):
+        peak_of_turns(engine, [20] * 5)
+
+    engine.check()
+    assert engine.memory.hot.touch("a").end == engine.memory.hot.touch("a").pieces[-1].end == 109
 
 
 @pytest.mark.usefixtures("peaks")
