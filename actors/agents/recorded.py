@@ -3,6 +3,7 @@ ledger. And one that is withdrawn: it is noted there as answered with nothing. O
 thread."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kvactors.actors.agents.services import AgentServices
 from kvactors.actors.turns.messages_agent import Ask
@@ -22,12 +23,19 @@ def answer_again(
     say when the turn is on disk: it may not have been when it was answered."""
     ticket = ask.ticket
     ticket.chat = chat
+    answer = [_as_said(turn, chat) for turn in answer]
     for turn in answer:
         ticket.push(Tokens(ticket.agent_id, ticket.serial, turn.token_ids))
     services.confirm(ticket)
     # An answer that was wanted and is not there was withdrawn.
     otherwise: FinishReason = "cancelled" if ask.turn.answer else "stop"
     ticket.resolve(recorded_reply(answer, ticket, otherwise))
+
+
+def _as_said(turn: Turn, chat: ChatFormat) -> Turn:
+    """A `turn` of the ledger with the end token that the model said."""
+    ended = turn.finish == "stop" and not turn.raw
+    return replace(turn, token_ids=chat.said(turn.token_ids)) if ended else turn
 
 
 def withdraw(ask: Ask, transcript: Transcript, services: AgentServices) -> None:

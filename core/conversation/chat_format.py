@@ -4,16 +4,6 @@ A template rewrites what it is given: a default system prompt appears, thinking 
 An append-only memory cannot follow, so history is never rendered again. What a turn adds
 is found once, on a probe conversation: the text after an assistant's answer (`closing`) and,
 for each new turn, what the template adds after that.
-
-A tokenizer without a template has this plain one, which separates roles by blank lines:
-
-    (system prompt)
-
-    User:
-    (a question)
-
-    Assistant:
-    (its answer)
 """
 
 import weakref
@@ -22,7 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from kvactors.core.conversation.grammar_tokens import GrammarTokens
-from kvactors.core.conversation.token_text import TokenText
+from kvactors.core.conversation.template_text import ANSWER, QUESTION, TemplateText
+from kvactors.core.conversation.tool_format import end_of_calls, result_of
 from kvactors.core.errors import TemplateError
 
 __all__ = ["ChatFormat"]
@@ -30,78 +21,87 @@ __all__ = ["ChatFormat"]
 # What a template does with these is looked at when it is loaded.
 USUAL_ROLES = ("system", "user", "assistant")
 
-_ASK = "kvactors probe question"
-_ANSWER = "kvactors probe answer"
-_SYSTEM = "kvactors probe system"
+_ASK, _ANSWER = QUESTION["content"], ANSWER["content"]
 _REWRITES = (
     "the chat template rewrites the conversation when a turn is added; kvactors needs one that "
     "appends"
 )
 
 
-class ChatFormat(TokenText):
+class ChatFormat(TemplateText):
     """A tokenizer and its chat template, as far as an agent needs them. Any thread.
 
-    `has_template`: whether the tokenizer has a template of its own. Raises TemplateError at
-    construction when that cannot render an alternating conversation at all.
+    `header`: what the template writes before an answer beside the prompt that asks for it, where
+    answers are messages with a header each, as gpt-oss has them; "" elsewhere. Raises
+    TemplateError at construction when the template cannot render an alternating conversation at
+    all.
     """
 
     def __init__(self, tokenizer: Any, template_kwargs: dict[str, Any] | None = None) -> None:
-        super().__init__(tokenizer)
-        self._kwargs = dict(template_kwargs or {})
-        self.has_template = _has_template(tokenizer)
+        super().__init__(tokenizer, template_kwargs)
         self._grammar_tokens: GrammarTokens | None = None
-        self._probe = [
-            {"role": "user", "content": _ASK},
-            {"role": "assistant", "content": _ANSWER},
-        ]
-        head, answered, self._ending = self._render(self._probe, answer=False).rpartition(_ANSWER)
+        self._probe = [QUESTION, ANSWER]
+        _, answered, self._ending = self.render(self._probe, answer=False).rpartition(_ANSWER)
         if not answered:
             raise TemplateError("the chat template does not render an assistant's answer")
-        asked_again = self._render([*self._probe, self._probe[0]], answer=True)
-        self._followed = asked_again.partition(_ANSWER)[2]
+        asked_again = self.render([*self._probe, self._probe[0]], answer=True)
+        head, _, self._followed = asked_again.partition(_ANSWER)
         self._closing = self._closing_in_history()
-        self._asked = self._render(self._probe[:1], answer=True)
-        lead = head.removeprefix(self._asked)
-        self._lead = "" if lead.strip() else lead
-
-    def encode_opening(self, rendered: str) -> list[int]:
-        """Token ids of a conversation's beginning: a template says itself what stands first."""
-        return self.encode(rendered) if self.has_template else self.encode_whole(rendered)
+        self._asked = self.render(self._probe[:1], answer=True)
+        self._lead = head.removeprefix(self._asked) if head.startswith(self._asked) else ""
+        self.header = self._lead if self._lead.strip() and self.special_in(self._lead) else ""
+        if self._lead.strip():
+            self._lead = self.header
 
     def encode_answer(self, text: str) -> list[int]:
         """Token ids of an answer, as the model says it: behind the prompt that asks for it, and
-        with the white space that the template writes there."""
+        with what the template writes there."""
         lead = "" if self.shown_lead else self._lead
         return self.encode_behind(self._asked, lead + self.answer_text(text))
 
     def answer_text(self, text: str) -> str:
-        """What the tokens of an answer show: that white space too, which models say themselves."""
-        return text if text.startswith(self.shown_lead) else self.shown_lead + text
+        """What the tokens of an answer show: what the template writes there too, which models say
+        themselves. A text may begin with a header of its own."""
+        begins = self.special_in(self.header) or self.shown_lead
+        return text if text.startswith(begins) else self.shown_lead + text
 
     @cached_property
     def shown_lead(self) -> str:
-        """That white space, unless decoding drops it."""
+        """White space or a header that the template writes before an answer, unless decoding drops
+        it."""
         shown = self.decode(self.encode_behind(self._asked, f"{self._lead}a"))
         return self._lead if shown.startswith(self._lead) else ""
 
     @property
     def written_end(self) -> tuple[int, ...]:
-        """The end token that the template itself writes after an answer, or none."""
-        return self._end_in(self._ending)
+        """The end token that the template itself writes after an answer that others follow, or
+        none."""
+        return self._kept_end or self.end_in(self._ending)
 
     @property
     def end_of_turn(self) -> tuple[int, ...]:
         """The end token that a model says after an answer: the one that the template writes there,
         or begins the next turn with, or any, or none."""
-        return self.written_end or self._end_in(self._followed) or tuple(sorted(self.eos)[:1])
+        written = self.end_in(self._ending) or self.end_in(self._followed)
+        return written or tuple(sorted(self.eos)[:1])
 
-    def _end_in(self, text: str) -> tuple[int, ...]:
-        """The end token that a text begins with, or none."""
-        for token in sorted(self.eos):
-            if text.strip().startswith(self.decode([token]).strip()):
-                return (token,)
-        return ()
+    def kept(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """The `tokens` of an answer as its ledger has them: where the template ends the last answer
+        of all by another token than those before it, by that one."""
+        last = tuple(tokens[-1:])
+        swapped = self._kept_end and last and last == self.end_in(self._ending)
+        return (*tokens[:-1], *self._kept_end) if swapped else tuple(tokens)
+
+    def said(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """The tokens of an answer that ended by itself as the model said them: the end token that
+        `kept` put away."""
+        put = self._kept_end and tuple(tokens[-1:]) == self._kept_end
+        return (*tokens[:-1], *self.end_in(self._ending)) if put else tuple(tokens)
+
+    @cached_property
+    def _kept_end(self) -> tuple[int, ...]:
+        """The token that ends an answer in history, if the last answer of all has another."""
+        return () if self._ending.startswith(self._closing) else tuple(self.encode(self._closing))
 
     def grammar_tokens(self, size: int) -> GrammarTokens:
         """Its tokens as grammars know them, ids below `size`; made once for a model. Raises
@@ -123,30 +123,38 @@ class ChatFormat(TokenText):
         messages = [{"role": "system", "content": system}] if system is not None else []
 
         def render(said: str) -> str:
-            return self._render([*messages, {"role": role, "content": said}], answer=answer)
+            return self.render([*messages, {"role": role, "content": said}], answer=answer)
 
         return _heard(role, text, render)
 
-    def following(self, role: str, text: str, *, answer: bool, behind: Sequence[int] = ()) -> str:
+    def following(
+        self, role: str, text: str, *, answer: bool, behind: Sequence[int] = (), called: str = ""
+    ) -> str:
         """What a later turn, `text` of `role`, adds after the previous answer's closing tokens;
         `answer` as for `opening`. Where the template writes no end, a model may end its own by
-        the token that the next turn begins with: at the end of the answer `behind`, it is there."""
+        the token that the next turn begins with: at the end of the answer `behind`, it is there.
+        `called`: the tool of the last call."""
+        if role == "tool" and self.header:
+            return result_of(self, called or "tool", text, answer=answer)
         if role == "assistant":
             # An observed answer follows a question, or the template refuses it.
             asked = self._probe[:1]
-            before = self._render(asked, answer=False)
-            after = self._render([*asked, {"role": role, "content": text}], answer=False)
+            before = self.render(asked, answer=False)
+            after = self.render([*asked, {"role": role, "content": text}], answer=False)
             if not after.startswith(before):
                 raise TemplateError(_REWRITES)
-            return after[len(before) :]
+            written = after[len(before) :]
+            if self._kept_end and written.endswith(self._ending):
+                return written.removesuffix(self._ending) + self._closing
+            return written
 
         def render(said: str) -> str:
             return self._behind_answer({"role": role, "content": said}, answer=answer)
 
         rendered = _heard(role, text, render)
         begun = self._end_for_next(behind)
-        written = begun and render(_ASK).startswith(begun)
-        return rendered.removeprefix(begun) if written else rendered
+        next_begun = begun and render(_ASK).startswith(begun)
+        return rendered.removeprefix(begun) if next_begun else rendered
 
     def _end_for_next(self, tokens: Sequence[int]) -> str:
         """The end token that an answer's `tokens` end with, where white space at most stands
@@ -154,35 +162,6 @@ class ChatFormat(TokenText):
         ended = tokens and tokens[-1] in self.eos and not self._closing.strip()
         end = self.decode(tokens[-1:]) if ended else ""
         return end if end.strip() or not self._closing else ""
-
-    def with_tools(self, system: str, tools: Sequence[dict[str, Any]]) -> str | None:
-        """The system prompt that the template itself makes of a `system` prompt and of `tools`,
-        in the form that chat templates take; None if it writes nothing of them."""
-        question = self._probe[0]
-        probe = [{"role": "system", "content": _SYSTEM}, question]
-        asked = [{"role": "system", "content": system}, question]
-        try:
-            head, _, tail = self._render(probe, answer=True).partition(_SYSTEM)
-            whole = self._render(asked, answer=True, tools=list(tools))
-        except TemplateError:
-            return None
-        if not (tail and whole.startswith(head) and whole.endswith(tail)):
-            return None
-        written = whole[len(head) : len(whole) - len(tail)]
-        return None if written == system else written
-
-    def with_calls(self, text: str, calls: Sequence[dict[str, Any]]) -> str | None:
-        """What the template makes of an answer with `text` and tool `calls`, in the form that chat
-        templates take; None if it writes nothing of them."""
-        asked = self._probe[:1]
-        answer = {"role": "assistant", "content": text, "tool_calls": list(calls)}
-        try:
-            before = self._render(asked, answer=True)
-            whole = self._render([*asked, answer], answer=False)
-        except TemplateError:
-            return None
-        written = whole[len(before) :].removeprefix(self._lead).removesuffix(self._ending)
-        return written if whole.startswith(before) and written != text else None
 
     def writes_like(self, other: "ChatFormat") -> bool:
         """Whether both templates write the same behind an answer that a question follows."""
@@ -203,6 +182,8 @@ class ChatFormat(TokenText):
         """
         if not answered or not self._closing:
             return ""
+        if tokens and tuple(tokens[-1:]) in (self._kept_end, self._end_of_calls):
+            return ""
         begun = self._end_for_next(tokens)
         if begun and self._followed.removeprefix(self._closing).startswith(begun):
             # The next turn has begun: the white space is the model's, or is not there.
@@ -218,6 +199,12 @@ class ChatFormat(TokenText):
                 return self._closing[self._closing.index(end.strip()) + len(end.strip()) :]
         return self._closing
 
+    @cached_property
+    def _end_of_calls(self) -> tuple[int, ...]:
+        """The token that ends a call, if nothing is written behind it."""
+        end = end_of_calls(self) if self.header else ()
+        return () if end == self.end_in(self._ending) else end
+
     def _closing_in_history(self) -> str:
         """What stands behind an answer that another turn follows. Some templates drop a closing
         newline then, and some end it by another token: what stands in the ledger wins, and what the
@@ -225,37 +212,17 @@ class ChatFormat(TokenText):
         for closing in (self._ending, self._ending.rstrip()):
             if self._followed.startswith(closing):
                 return closing
-        first = self.encode(self._followed)[:1]
-        if first and first[0] in getattr(self.tokenizer, "all_special_ids", ()):
-            return self.decode(first)
+        if first := self.special_in(self._followed):
+            return first
         raise TemplateError(_REWRITES)
 
     def _behind_answer(self, turn: dict[str, str], *, answer: bool) -> str:
         """What a `turn` adds behind a closed answer. What stands before that may be another than
         it was: a date, or thoughts that are dropped."""
-        _, _, rest = self._render([*self._probe, turn], answer=answer).partition(_ANSWER)
+        _, _, rest = self.render([*self._probe, turn], answer=answer).partition(_ANSWER)
         if not rest.startswith(self._closing):
             raise TemplateError(_REWRITES)
         return rest[len(self._closing) :]
-
-    def _render(self, messages: list[Any], *, answer: bool, **more: Any) -> str:
-        if not self.has_template:
-            return _plainly(messages) + ("Assistant:\n" if answer else "")
-        with self._lock:
-            try:
-                return str(
-                    self.tokenizer.apply_chat_template(
-                        messages,
-                        tokenize=False,
-                        add_generation_prompt=answer,
-                        **{**self._kwargs, **more},
-                    )
-                )
-            except Exception as error:
-                roles = ", ".join(message["role"] for message in messages)
-                raise TemplateError(
-                    f"the chat template cannot render the roles [{roles}]: {error}"
-                ) from error
 
 
 def _heard(role: str, text: str, render: Callable[[str], str]) -> str:
@@ -267,16 +234,3 @@ def _heard(role: str, text: str, render: Callable[[str], str]) -> str:
             "as user"
         )
     return rendered
-
-
-def _plainly(messages: Sequence[dict[str, str]]) -> str:
-    heads = (f"{m['role'].capitalize()}:\n" if m["role"] != "system" else "" for m in messages)
-    return "".join(f"{head}{m['content']}\n\n" for head, m in zip(heads, messages, strict=True))
-
-
-def _has_template(tokenizer: Any) -> bool:
-    """mlx-lm's wrapper may have a renderer of its own, and a plain object only the method."""
-    for name in ("has_chat_template", "chat_template", "apply_chat_template"):
-        if hasattr(tokenizer, name):
-            return bool(getattr(tokenizer, name))
-    return False

@@ -111,6 +111,19 @@ class TokenText:
         shown = min(cuts, default=len(text))
         return text[:shown], text[shown:] + self.decode(tokens[end:])
 
+    def end_in(self, text: str) -> tuple[int, ...]:
+        """The end token that a text begins with, or none."""
+        for token in sorted(self.eos):
+            if text.strip().startswith(self.decode([token]).strip()):
+                return (token,)
+        return ()
+
+    def special_in(self, text: str) -> str:
+        """The special token that a text begins with, or ""."""
+        first = self.encode(text)[:1]
+        special = first and first[0] in getattr(self.tokenizer, "all_special_ids", ())
+        return self.decode(first) if special else ""
+
     @cached_property
     def longest_token(self) -> int | None:
         """Characters of the longest token; None where the tokenizer has no vocabulary to tell."""

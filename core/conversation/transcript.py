@@ -24,6 +24,7 @@ from typing import Any
 from kvactors.core.conversation.answered import AnsweredRequests
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.token_offsets import token_boundary, token_ends
+from kvactors.core.conversation.tool_format import last_called
 from kvactors.core.conversation.turn import Source, Turn, answered, from_entry, to_entry
 from kvactors.core.errors import SystemPromptMismatch
 
@@ -148,14 +149,19 @@ class Transcript:
         """The turn of an answer whose `tokens` were decoded until `finish`; `raw`: to a prompt
         without template; `stop`: strings that end it and are not part of its text."""
         text, hidden = self.chat.reply_parts(tokens, stop)
-        return Turn("assistant", text, tuple(tokens), text + hidden, raw, finish)
+        kept = tuple(tokens) if raw else self.chat.kept(tokens)
+        if kept != tuple(tokens):
+            said, put = self.chat.decode(tokens[-1:]), self.chat.decode(kept[-1:])
+            hidden = hidden.removesuffix(said) + put
+        return Turn("assistant", text, kept, text + hidden, raw, finish)
 
     def given_answer(self, text: str, finish: str = "stop") -> Turn:
         """The turn of an answer that is known as text only."""
-        ended = self.chat.written_end if finish == "stop" else ()
-        ids = (*self.chat.encode_answer(text), *ended)
+        ids = self.chat.encode_answer(text)
+        ends = finish == "stop" and not (ids and ids[-1] in self.chat.eos)
+        ended = self.chat.written_end if ends else ()
         rendered = self.chat.answer_text(text) + self.chat.decode(ended)
-        return Turn("assistant", text, ids, rendered, finish=finish)
+        return Turn("assistant", text, (*ids, *ended), rendered, finish=finish)
 
     def head(self, turn: Turn, characters: int) -> Turn:
         """The tokens of one of its turns that lie within the first characters of that turn's
@@ -208,7 +214,9 @@ class Transcript:
         """A text turn in its template, from where the turns before it are complete."""
         if after:
             behind = after[-1].token_ids if after[-1].is_answer else ()
-            return self.chat.following(role, text, answer=answer, behind=behind)
+            said = (turn.text for turn in reversed(after) if turn.role == "assistant")
+            called = last_called(said) if role == "tool" else ""
+            return self.chat.following(role, text, answer=answer, behind=behind, called=called)
         return self.chat.opening(role, text, system=self.system_prompt, answer=answer)
 
     def _closing(self, turns: Sequence[Turn], back: int = _MOST_CUT) -> str:

@@ -140,13 +140,11 @@ def test_a_template_that_drops_a_newline_before_the_next_turn_still_works() -> N
     assert text == "[user]q1[end][assistant]a1[end][user]q2[end][assistant]a2[end]"
 
 
-@pytest.mark.parametrize(("finish", "end"), [("stop", "\0"), ("length", "\1")])
-def test_a_template_that_ends_earlier_answers_by_another_token_still_works(
-    finish: str, end: str
-) -> None:
+@pytest.mark.parametrize("finish", ["stop", "length"])
+def test_a_template_that_ends_earlier_answers_by_another_token_still_works(finish: str) -> None:
     text, chat = talk(GPT_OSS, "\0", finish)
 
-    said = f"<|start|>assistant<|message|>a1{end}<|start|>user<|message|>q2\1"
+    said = "<|start|>assistant<|message|>a1\1<|start|>user<|message|>q2\1"
     assert text.count(said) == 1
     assert chat.end_of_turn == (0,)
 

@@ -14,6 +14,7 @@ from kvactors.actors.frontends.server.dialect.forms import grammar_of
 from kvactors.actors.frontends.server.dialect.reader import Marks, Reader
 from kvactors.actors.frontends.server.exchange.inquiry import Call, Inquiry, Message, Tool
 from kvactors.core.conversation.chat_format import ChatFormat
+from kvactors.core.conversation.tool_format import with_calls, with_tools
 from kvactors.core.schedule.grammar import Grammar
 
 __all__ = ["Dialect", "full_name"]
@@ -48,7 +49,7 @@ class Dialect:
         if not tools:
             return text or None
         described = [_described(tool) for tool in tools]
-        if self._native and (written := self._chat.with_tools(text, described)) is not None:
+        if self._native and (written := with_tools(self._chat, text, described)) is not None:
             return written
         listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in described)
         return "\n\n".join(part for part in (text, _TOOLS.format(listed)) if part)
@@ -136,7 +137,7 @@ class Dialect:
                 {"type": "function", "function": {"name": name, "arguments": arguments}}
                 for name, arguments in asked
             ]
-            if (written := self._chat.with_calls(text, native)) is not None:
+            if (written := with_calls(self._chat, text, native)) is not None:
                 return written
         start, end = _GENERIC_MARKS
         written = "\n".join(

@@ -1,0 +1,91 @@
+"""Tools, calls and results in the words of a chat template. Any thread."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kvactors.core.conversation.hashing import common_prefix
+from kvactors.core.conversation.template_text import ANSWER, QUESTION, TemplateText
+from kvactors.core.errors import TemplateError
+
+__all__ = ["end_of_calls", "last_called", "result_of", "with_calls", "with_tools"]
+
+_SYSTEM = "kvactors probe system"
+_TO = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
+
+
+def with_tools(chat: TemplateText, system: str, tools: Sequence[dict[str, Any]]) -> str | None:
+    """The system prompt that the template of `chat` makes of a `system` prompt and of `tools`, in
+    the form that chat templates take; None if it writes nothing of them there."""
+    probe = [{"role": "system", "content": _SYSTEM}, QUESTION]
+    asked = [{"role": "system", "content": system}, QUESTION]
+    try:
+        head, _, tail = chat.render(probe, answer=True).partition(_SYSTEM)
+        whole = chat.render(asked, answer=True, tools=list(tools))
+        told = chat.render(probe, answer=True, tools=list(tools))
+    except TemplateError:
+        return None
+    if tail and whole.startswith(head) and whole.endswith(tail):
+        written = whole[len(head) : len(whole) - len(tail)]
+        return None if written == system else written
+    # It may write of them in front of the prompt as well; what it says there stands at the end.
+    first, _, behind = told.partition(_SYSTEM)
+    same = common_prefix(head, first)
+    if not (tail and behind.endswith(tail) and behind != tail and first.endswith(head[same:])):
+        return None
+    before = first[same : len(first) - len(head) + same]
+    parts = (system, behind.removesuffix(tail).strip(), before.strip())
+    return "\n\n".join(part for part in parts if part)
+
+
+def with_calls(chat: TemplateText, text: str, calls: Sequence[dict[str, Any]]) -> str | None:
+    """What the template of `chat` makes of an answer with `text` and tool `calls`, in the form that
+    chat templates take; None if it writes nothing of them."""
+    try:
+        before = chat.render([QUESTION], answer=True)
+        plain = chat.render([QUESTION, ANSWER], answer=False).removeprefix(before)
+        whole = chat.render([QUESTION, _calling(text, calls)], answer=False)
+    except TemplateError:
+        return None
+    lead, _, ending = plain.rpartition(ANSWER["content"])
+    written = whole[len(before) :].removeprefix("" if lead.strip() else lead)
+    written = written.removesuffix(ending)
+    return written if whole.startswith(before) and written != text else None
+
+
+def result_of(chat: TemplateText, name: str, text: str, *, answer: bool) -> str:
+    """What the template of `chat` adds behind a call of the tool `name` for its result, `text`;
+    `answer`: the assistant is to go on. Raises TemplateError."""
+    called = [QUESTION, _calling("", [{"type": "function", "function": _no_arguments(name)}])]
+    before = chat.render(called, answer=False)
+    result = {"role": "tool", "name": name, "content": text}
+    whole = chat.render([*called, result], answer=answer)
+    if not whole.startswith(before):
+        raise TemplateError("the chat template rewrites a call that its result follows")
+    return whole[len(before) :]
+
+
+def end_of_calls(chat: TemplateText) -> tuple[int, ...]:
+    """The end token that the template of `chat` writes after a call, or none."""
+    calls = [{"type": "function", "function": _no_arguments("probe")}]
+    try:
+        written = chat.render([QUESTION, _calling("", calls)], answer=False).rstrip()
+    except TemplateError:
+        return ()
+    ends = ((token, chat.decode([token]).strip()) for token in sorted(chat.eos))
+    return next(((token,) for token, end in ends if end and written.endswith(end)), ())
+
+
+def last_called(answers: Iterable[str]) -> str:
+    """The tool that the first of these texts of `answers` says its last call to, where each message
+    of an answer has a header; "" if to none."""
+    called = _TO.findall(next(iter(answers), ""))
+    return called[-1] if called else ""
+
+
+def _calling(text: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, "tool_calls": list(calls)}
+
+
+def _no_arguments(name: str) -> dict[str, Any]:
+    return {"name": name, "arguments": {}}
