@@ -13,7 +13,7 @@ from typing import Any
 
 from kvactors.core.conversation.grammar_tokens import GrammarTokens
 from kvactors.core.conversation.template_text import ANSWER, QUESTION, TemplateText
-from kvactors.core.conversation.tool_format import end_of_calls, result_of
+from kvactors.core.conversation.tool_format import called, end_of_calls, headers, result_of
 from kvactors.core.errors import TemplateError
 
 __all__ = ["ChatFormat"]
@@ -128,14 +128,15 @@ class ChatFormat(TemplateText):
         return _heard(role, text, render)
 
     def following(
-        self, role: str, text: str, *, answer: bool, behind: Sequence[int] = (), called: str = ""
+        self, role: str, text: str, *, answer: bool, behind: Sequence[int] = (), said: str = ""
     ) -> str:
         """What a later turn, `text` of `role`, adds after the previous answer's closing tokens;
         `answer` as for `opening`. Where the template writes no end, a model may end its own by
         the token that the next turn begins with: at the end of the answer `behind`, it is there.
-        `called`: the tool of the last call."""
+        `said`: the last answer, whose call a result may name."""
         if role == "tool" and self.header:
-            return result_of(self, called or "tool", text, answer=answer)
+            to = [tool for tool in map(called, headers(said)) if tool]
+            return result_of(self, (to or ["tool"])[-1], text, answer=answer)
         if role == "assistant":
             # An observed answer follows a question, or the template refuses it.
             asked = self._probe[:1]
@@ -182,8 +183,11 @@ class ChatFormat(TemplateText):
         """
         if not answered or not self._closing:
             return ""
-        if tokens and tuple(tokens[-1:]) in (self._kept_end, self._end_of_calls):
+        last = tuple(tokens[-1:])
+        if last and last in (self._kept_end, self._end_of_calls):
             return ""
+        if self._end_of_calls and any(map(called, headers(self.decode(tokens))[-1:])):
+            return self.decode(self._end_of_calls)
         begun = self._end_for_next(tokens)
         if begun and self._followed.removeprefix(self._closing).startswith(begun):
             # The next turn has begun: the white space is the model's, or is not there.

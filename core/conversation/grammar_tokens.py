@@ -42,7 +42,7 @@ class GrammarTokens:
     ) -> None:
         if not ends:
             raise InvalidGrammar("a grammar needs a tokenizer with an end token; this has none")
-        self.end = ends[0]
+        self.end, self._ends = ends[0], frozenset(ends)
         self.size = size
         self._ll = _from_backend(tokenizer, ends, size) or _from_decoded(
             tokenizer, encode, decode, ends, size
@@ -119,8 +119,10 @@ class GrammarTokens:
         letters = tuple(i for i in by_length if words[i].isalpha())[:LONG_WORDS]
         signs = {chr(words[i][0]): i for i in reversed(by_length) if len(words[i]) == 1}
         first = [(signs[sign],) for sign in closing if sign in signs]
+        # Where a grammar names a special token, that ends a message.
+        special = tuple(i for i, word in enumerate(words) if not word and i not in self._ends)
         rest = [(signs[sign],) for sign in SIGNS if sign in signs and sign not in closing]
-        return (closers, *first, letters, *rest)
+        return (special, closers, *first, letters, *rest)
 
 
 def _behind(lead: str, source: str) -> str:

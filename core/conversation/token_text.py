@@ -121,8 +121,14 @@ class TokenText:
     def special_in(self, text: str) -> str:
         """The special token that a text begins with, or ""."""
         first = self.encode(text)[:1]
-        special = first and first[0] in getattr(self.tokenizer, "all_special_ids", ())
-        return self.decode(first) if special else ""
+        return self.decode(first) if first and first[0] in self._special else ""
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        """Its special tokens: those that it has a use for itself, and those of its file."""
+        added = getattr(self.tokenizer, "added_tokens_decoder", None) or {}
+        named = getattr(self.tokenizer, "all_special_ids", ())
+        return frozenset(named) | {int(token) for token, what in added.items() if what.special}
 
     @cached_property
     def longest_token(self) -> int | None:

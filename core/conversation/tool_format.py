@@ -1,16 +1,18 @@
 """Tools, calls and results in the words of a chat template. Any thread."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kvactors.core.conversation.hashing import common_prefix
 from kvactors.core.conversation.template_text import ANSWER, QUESTION, TemplateText
 from kvactors.core.errors import TemplateError
 
-__all__ = ["end_of_calls", "last_called", "result_of", "with_calls", "with_tools"]
+__all__ = ["called", "end_of_calls", "headers", "result_of", "with_calls", "with_tools"]
 
 _SYSTEM = "kvactors probe system"
+# A message begins where the answer does, or behind another one.
+_HEADER = re.compile(r"(?:^|<\|end\|>|<\|call\|>)([^\n]*?)<\|message\|>")
 _TO = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
 
@@ -76,11 +78,15 @@ def end_of_calls(chat: TemplateText) -> tuple[int, ...]:
     return next(((token,) for token, end in ends if end and written.endswith(end)), ())
 
 
-def last_called(answers: Iterable[str]) -> str:
-    """The tool that the first of these texts of `answers` says its last call to, where each message
-    of an answer has a header; "" if to none."""
-    called = _TO.findall(next(iter(answers), ""))
-    return called[-1] if called else ""
+def called(header: str) -> str:
+    """The tool that a message with this `header` is to; "" if to none."""
+    to = _TO.search(header)
+    return to[1] if to else ""
+
+
+def headers(text: str) -> list[str]:
+    """The headers of an answer's messages, where each has one."""
+    return _HEADER.findall(text)
 
 
 def _calling(text: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:

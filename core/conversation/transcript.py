@@ -24,7 +24,6 @@ from typing import Any
 from kvactors.core.conversation.answered import AnsweredRequests
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.token_offsets import token_boundary, token_ends
-from kvactors.core.conversation.tool_format import last_called
 from kvactors.core.conversation.turn import Source, Turn, answered, from_entry, to_entry
 from kvactors.core.errors import SystemPromptMismatch
 
@@ -214,9 +213,9 @@ class Transcript:
         """A text turn in its template, from where the turns before it are complete."""
         if after:
             behind = after[-1].token_ids if after[-1].is_answer else ()
-            said = (turn.text for turn in reversed(after) if turn.role == "assistant")
-            called = last_called(said) if role == "tool" else ""
-            return self.chat.following(role, text, answer=answer, behind=behind, called=called)
+            last = next((turn for turn in reversed(after) if turn.role == "assistant"), None)
+            said = last.text if last and role == "tool" else ""
+            return self.chat.following(role, text, answer=answer, behind=behind, said=said)
         return self.chat.opening(role, text, system=self.system_prompt, answer=answer)
 
     def _closing(self, turns: Sequence[Turn], back: int = _MOST_CUT) -> str:

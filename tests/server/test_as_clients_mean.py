@@ -12,7 +12,8 @@ from starlette.requests import Request
 
 from kvactors.actors.frontends.server.answering.asked import FRAME_TOKENS, LONGEST, sampling_of
 from kvactors.actors.frontends.server.dialect.forms import grammar_of
-from kvactors.actors.frontends.server.dialect.reader import Marks, Reader
+from kvactors.actors.frontends.server.dialect.marks import Marks
+from kvactors.actors.frontends.server.dialect.reader import Reader
 from kvactors.actors.frontends.server.exchange.events import Said
 from kvactors.actors.frontends.server.exchange.inquiry import Form, Inquiry, Message, Tool
 from kvactors.actors.frontends.server.web.guard import Gate

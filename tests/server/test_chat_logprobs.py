@@ -7,7 +7,8 @@ from inside import system_of
 from likelihoods import check_place, logprobs_of
 
 from kvactors.actors import Grammar, Sampling
-from kvactors.actors.frontends.server.dialect.reader import Marks, Reader
+from kvactors.actors.frontends.server.dialect.marks import Marks
+from kvactors.actors.frontends.server.dialect.reader import Reader
 from kvactors.actors.frontends.server.exchange.events import Said, Thought, TokenLogprob
 from kvactors.actors.frontends.server.web.serve import Server
 

@@ -10,8 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from kvactors.actors.frontends.server.dialect.forms import grammar_of
-from kvactors.actors.frontends.server.dialect.reader import Marks, Reader
+from kvactors.actors.frontends.server.dialect.forms import channel_grammar, grammar_of
+from kvactors.actors.frontends.server.dialect.marks import (
+    Channels,
+    Divides,
+    Marks,
+    called_in,
+    calling,
+)
+from kvactors.actors.frontends.server.dialect.reader import Reader
 from kvactors.actors.frontends.server.exchange.inquiry import Call, Inquiry, Message, Tool
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.tool_format import with_calls, with_tools
@@ -49,7 +56,9 @@ class Dialect:
         if not tools:
             return text or None
         described = [_described(tool) for tool in tools]
-        if self._native and (written := with_tools(self._chat, text, described)) is not None:
+        if (self._native or self._chat.header) and (
+            written := with_tools(self._chat, text, described)
+        ) is not None:
             return written
         listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in described)
         return "\n\n".join(part for part in (text, _TOOLS.format(listed)) if part)
@@ -67,28 +76,30 @@ class Dialect:
 
     def reader(self, inquiry: Inquiry, new_id: Callable[[], str]) -> Reader:
         """Who reads the answer to an inquiry; `new_id` makes the id of a call."""
+        names = {full_name(tool): tool for tool in inquiry.tools}
+        marks = self._marks(inquiry)
+        return Reader(marks, self._parse, names, new_id, parallel=inquiry.parallel)
+
+    def _marks(self, inquiry: Inquiry) -> Divides:
+        if self._chat.header:
+            return Channels(calls=_may_call(inquiry))
         calls = self.call_marks if _may_call(inquiry) else ("", "")
         # What has a form is no thought, though the template may begin one.
         formed = inquiry.form is not None or inquiry.choice.mode == "required"
-        marks = Marks(*calls, *(("", "") if formed else self._think_marks))
-        names = {full_name(tool): tool for tool in inquiry.tools}
-        return Reader(
-            marks,
-            self._parse,
-            names,
-            new_id,
-            thinking=self._opens_thinking and not formed,
-            parallel=inquiry.parallel,
-        )
+        thoughts = ("", "") if formed else self._think_marks
+        return Marks(*calls, *thoughts, self._opens_thinking and not formed)
 
     def stops(self, inquiry: Inquiry) -> tuple[str, ...]:
         """Marks behind which the answer to an inquiry ends, since it may make one call only."""
-        end = self.call_marks[1]
+        # Where each message has a header a call ends the answer.
+        end = "" if self._chat.header else self.call_marks[1]
         return (end,) if end and _may_call(inquiry) and not inquiry.parallel else ()
 
     def grammar(self, inquiry: Inquiry) -> Grammar | None:
         """What the answer to an inquiry must look like, if it says so. Raises InvalidInput."""
         names = {full_name(tool): tool for tool in inquiry.tools}
+        if self._chat.header:
+            return channel_grammar(inquiry, names)
         return grammar_of(inquiry, names, self.call_marks)
 
     @property
@@ -127,10 +138,16 @@ class Dialect:
             return frozenset()
         tools = self._native or not self._chat.knows(_NOBODY)
         roles = ("system", "tool") if tools else ("system",)
-        return frozenset(role for role in roles if self._chat.knows(role))
+        known = [role for role in roles if self._chat.knows(role)]
+        # A result that stands alone is refused.
+        return frozenset((*known, "tool") if self._chat.header else known)
 
     def _answer(self, text: str, calls: Sequence[Call]) -> str:
         """What the assistant said and called, as it would have written it."""
+        if self._chat.header:
+            told = [f"<|channel|>commentary<|message|>{text}<|end|>"] if text else []
+            told += [calling(full_name(call), call.arguments or "{}") for call in calls]
+            return "<|start|>assistant".join(told)
         asked = [(full_name(call), _arguments(call)) for call in calls]
         if self._native:
             native = [
@@ -148,6 +165,8 @@ class Dialect:
 
     def _parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The calls that a text between the marks makes. Raises whatever the parser does."""
+        if self._chat.header:
+            return [called_in(text)]
         try:
             found = json.loads(text)
         except ValueError:

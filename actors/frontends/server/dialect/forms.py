@@ -9,7 +9,11 @@ from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Tool
 from kvactors.core.errors import InvalidGrammar, InvalidInput
 from kvactors.core.schedule.grammar import Grammar
 
-__all__ = ["grammar_of"]
+__all__ = ["channel_grammar", "grammar_of"]
+
+# A message before the one that counts, and what begins that.
+_BEFORE = '<|message|> TEXT <|end|> <|start|> "assistant"\nTEXT: /(?s:.*)/\n'
+_FINAL = '<|channel|> "final" <|message|>'
 
 
 def grammar_of(
@@ -19,13 +23,9 @@ def grammar_of(
     that the model uses, calls between `marks`. Raises InvalidInput for a tool that is not there,
     InvalidGrammar for a schema that cannot be held to."""
     choice, form = inquiry.choice, inquiry.form
-    if choice.name and choice.name not in {tool.name for tool in names.values()}:
-        raise InvalidInput(f"tool_choice: there is no tool {choice.name!r}")
-    if choice.mode == "required" and not names:
-        raise InvalidInput("tool_choice: a tool must be called, and there is none")
-    if not names or choice.mode == "none":
+    wanted = _wanted(inquiry, names)
+    if not wanted:
         return _json(form.schema) if form else None
-    wanted = {n: tool for n, tool in names.items() if choice.name in ("", tool.name)}
     if choice.mode == "required":
         return _lark("calls", wanted, marks, parallel=inquiry.parallel)
     if form is not None:
@@ -34,6 +34,39 @@ def grammar_of(
     if any(tool.strict for tool in names.values()):
         return _lark("", wanted, marks, parallel=inquiry.parallel)
     return None
+
+
+def channel_grammar(inquiry: Inquiry, names: Mapping[str, Tool]) -> Grammar | None:
+    """The same where an answer is messages with headers, of which the last one counts."""
+    form, wanted = inquiry.form, _wanted(inquiry, names)
+    required = inquiry.choice.mode == "required"
+    if not (form or required or any(tool.strict for tool in wanted.values())):
+        return None
+    said = f"{_FINAL} {_json(form.schema).rule if form else 'TEXT'}"
+    kinds = [
+        f'<|channel|> {json.dumps(f"commentary to=functions.{name} ")} <|constrain|> "json" '
+        f"<|message|> {_held(tool).rule}"
+        for name, tool in wanted.items()
+    ]
+    last = _rule(kinds) if required else ["said", *_rule(kinds)]
+    # What has a form has no words beside it.
+    channels = '"analysis"' if form else '("analysis" | "commentary")'
+    return Grammar.lark(
+        f"start: before* ({' | '.join(last)})\nsaid: {said}\n"
+        f"before: <|channel|> {channels} {_BEFORE}" + _rules(kinds)
+    )
+
+
+def _wanted(inquiry: Inquiry, names: Mapping[str, Tool]) -> Mapping[str, Tool]:
+    """The tools that may be called. Raises InvalidInput."""
+    choice = inquiry.choice
+    if choice.name and choice.name not in {tool.name for tool in names.values()}:
+        raise InvalidInput(f"tool_choice: there is no tool {choice.name!r}")
+    if choice.mode == "required" and not names:
+        raise InvalidInput("tool_choice: a tool must be called, and there is none")
+    if choice.mode == "none":
+        return {}
+    return {n: tool for n, tool in names.items() if choice.name in ("", tool.name)}
 
 
 def _json(schema: Mapping[str, Any] | None) -> Grammar:

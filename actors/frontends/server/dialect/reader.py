@@ -3,9 +3,9 @@ time."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from kvactors.actors.frontends.server.dialect.marks import Divides
 from kvactors.actors.frontends.server.dialect.token_texts import TokenLine
 from kvactors.actors.frontends.server.dialect.words import Words
 from kvactors.actors.frontends.server.exchange.events import (
@@ -18,42 +18,30 @@ from kvactors.actors.frontends.server.exchange.events import (
 )
 from kvactors.actors.frontends.server.exchange.inquiry import Call, Tool
 
-__all__ = ["Marks", "Parse", "Reader"]
+__all__ = ["Parse", "Reader"]
 
 Parse = Callable[[str, Sequence[Mapping[str, Any]]], list[Mapping[str, Any]]]
 """The calls that a text between marks makes, each with name and arguments, given the tools."""
-
-
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """What stands before and after calls and thoughts; "" where there are none. A call without an
-    end goes to the end of the answer."""
-
-    call: str = ""
-    call_end: str = ""
-    think: str = ""
-    think_end: str = ""
 
 
 class Reader:
     """Reads one answer.
 
     `text` and `calls` are what was found so far; thoughts are no part of the text. What is no call
-    that can be read, though it looks like one, is text. `marks` stand around calls and thoughts,
+    that can be read, though it looks like one, is text. `marks` divide it,
     `parse` reads a call, `new_id` names it. `tools` are those that may be called, by
-    the names that the model uses; `thinking`: it begins with a thought; where calls are not
+    the names that the model uses; where calls are not
     `parallel` only the first of several between marks is one. What tokens of the answer's text were
     given with is told with it; of thoughts and calls it is not.
     """
 
     def __init__(
         self,
-        marks: Marks,
+        marks: Divides,
         parse: Parse,
         tools: Mapping[str, Tool],
         new_id: Callable[[], str],
         *,
-        thinking: bool = False,
         parallel: bool = True,
     ) -> None:
         self.thoughts = ""
@@ -63,10 +51,10 @@ class Reader:
         self._tools = tools
         self._new_id = new_id
         self._parallel = parallel
-        self._within: Literal["text", "thought", "call"] = "thought" if thinking else "text"
-        self._held = ""
+        self._within = marks.first
+        self._held = self._header = ""
         # What begins a line of code is no word before a thought or a call.
-        self._words = Words(as_it_is=not (marks.call or marks.think or thinking))
+        self._words = Words(as_it_is=not (marks.calls or marks.thoughts))
         self._line = TokenLine()
 
     @property
@@ -79,13 +67,15 @@ class Reader:
         whose text may come later."""
         self._line.add(logprobs)
         self._held += text
+        self._without_header()
         while (found := self._next_mark()) is not None:
             place, mark = found
             before, self._held = self._held[:place], self._held[place + len(mark) :]
             yield from self._part(before)
-            self._within = self._after(mark)
+            yield from self._enter(before, mark)
             self._line.pass_on(mark)
-        if self._within != "call":
+            self._without_header()
+        if self._within not in ("call", "header"):
             certain = len(self._held) - self._doubtful()
             shown, self._held = self._held[:certain], self._held[certain:]
             yield from self._part(shown)
@@ -103,36 +93,41 @@ class Reader:
             yield from self._part(rest)
         yield from self._words.end()
 
-    def _marks_here(self) -> dict[str, Literal["text", "thought", "call"]]:
-        """What may come next, and what is within it."""
-        marks = self._marks
-        here: dict[str, Literal["text", "thought", "call"]] = {
-            "text": {marks.call: "call", marks.think: "thought"},
-            "thought": {marks.think_end: "text"},
-            "call": {marks.call_end: "text"},
-        }[self._within]  # type: ignore[assignment]
-        here.pop("", None)
-        return here
-
     def _next_mark(self) -> tuple[int, str] | None:
-        places = [(self._held.find(mark), mark) for mark in self._marks_here()]
+        places = [(self._held.find(mark), mark) for mark in self._marks.ends(self._within)]
         return min((found for found in places if found[0] >= 0), default=None)
 
-    def _after(self, mark: str) -> Literal["text", "thought", "call"]:
-        return self._marks_here()[mark]
+    def _enter(self, part: str, mark: str) -> Iterator[Event]:
+        """What follows a `mark` that ended a `part`."""
+        before, self._within = self._within, self._marks.after(self._within, part, mark)
+        self._header = part + mark if before == "header" else ""
+        # Messages of an answer are paragraphs of it.
+        if self._header and self._within == "text":
+            self._words.wait("\n\n" if self.text else "", ())
+        elif self._header and self._within == "thought" and self.thoughts:
+            self.thoughts += "\n\n"
+            yield Thought("\n\n")
 
     def _doubtful(self) -> int:
         """How many characters at the end may be the beginning of a mark."""
-        longest = max((len(mark) - 1 for mark in self._marks_here()), default=0)
+        marks = self._marks.ends(self._within)
+        longest = max((len(mark) - 1 for mark in marks), default=0)
         for length in range(min(longest, len(self._held)), 0, -1):
-            if any(mark.startswith(self._held[-length:]) for mark in self._marks_here()):
+            if any(mark.startswith(self._held[-length:]) for mark in marks):
                 return length
         return 0
 
+    def _without_header(self) -> None:
+        """What is no header, where one should be, is said."""
+        if self._within == "header" and not self._marks.heads(self._held):
+            self._within = "text"
+
     def _part(self, text: str) -> Iterator[Event]:
-        if self._within == "call":
+        if self._within == "header":
             self._line.pass_on(text)
-            yield from self._call(text)
+        elif self._within == "call":
+            self._line.pass_on(text)
+            yield from self._call(self._header + text)
         elif self._within == "thought":
             self._line.pass_on(text)
             self.thoughts += text
@@ -140,7 +135,7 @@ class Reader:
                 yield Thought(text)
         else:
             # Where nothing can be called no blank waits.
-            said = text.rstrip() if self._marks.call else text
+            said = text.rstrip() if self._marks.calls else text
             if said:
                 yield from self._words.add(said, self._line.pass_on(said))
             blank = text[len(said) :]

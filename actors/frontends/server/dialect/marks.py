@@ -1,0 +1,134 @@
+"""Marks: what divides an answer into words, thoughts and calls."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from kvactors.core.conversation.tool_format import called
+
+__all__ = ["Channels", "Divides", "Marks", "Within", "called_in", "calling"]
+
+Within = Literal["text", "thought", "call", "header"]
+_MESSAGE, _END, _CALL = "<|message|>", "<|end|>", "<|call|>"
+# What a header begins with.
+_HEADERS = ("<|start|>", "<|channel|>", " to=")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+
+
+class Divides(Protocol):
+    """How an answer is divided. `first`: what it begins with; `call` stands before calls and
+    `call_end` behind them, "" where nothing does that is no header; `calls`: there may be some."""
+
+    @property
+    def first(self) -> Within: ...
+    @property
+    def call(self) -> str: ...
+    @property
+    def call_end(self) -> str: ...
+    @property
+    def calls(self) -> bool: ...
+    @property
+    def thoughts(self) -> bool: ...
+
+    def ends(self, within: Within) -> tuple[str, ...]:
+        """The marks that may come next."""
+        ...
+
+    def after(self, within: Within, part: str, mark: str) -> Within:
+        """What follows a `mark` that ended this `part`."""
+        ...
+
+    def heads(self, text: str) -> bool:
+        """Whether a text may be a header's beginning, where there should be one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What stands before and after calls and thoughts; "" where there are none. A call without an
+    end goes to the end of the answer. `thinking`: it begins with a thought."""
+
+    call: str = ""
+    call_end: str = ""
+    think: str = ""
+    think_end: str = ""
+    thinking: bool = False
+
+    @property
+    def first(self) -> Within:
+        """As `Divides` has it."""
+        return "thought" if self.thinking else "text"
+
+    @property
+    def calls(self) -> bool:
+        """As `Divides` has it."""
+        return bool(self.call)
+
+    @property
+    def thoughts(self) -> bool:
+        """As `Divides` has it."""
+        return bool(self.think) or self.thinking
+
+    def ends(self, within: Within) -> tuple[str, ...]:
+        """As `Divides` has it."""
+        known: Mapping[Within, tuple[str, ...]] = {
+            "text": (self.call, self.think),
+            "thought": (self.think_end,),
+            "call": (self.call_end,),
+        }
+        return tuple(mark for mark in known[within] if mark)
+
+    def after(self, within: Within, part: str, mark: str) -> Within:
+        """As `Divides` has it."""
+        if within != "text":
+            return "text"
+        return "call" if mark == self.call else "thought"
+
+    def heads(self, text: str) -> bool:
+        """As `Divides` has it."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """An answer of messages, each with a header that says its channel, as gpt-oss writes them (the
+    harmony format): what is analysed is thought, a message to a tool is a call, if there may be
+    `calls`, and all else is said."""
+
+    calls: bool = False
+    first: Within = "header"
+    call: str = ""
+    call_end: str = ""
+    thoughts: bool = True
+
+    def ends(self, within: Within) -> tuple[str, ...]:
+        """As `Divides` has it."""
+        return (_MESSAGE,) if within == "header" else (_END, _CALL)
+
+    def after(self, within: Within, part: str, mark: str) -> Within:
+        """As `Divides` has it."""
+        if within != "header":
+            return "header"
+        if self.calls and called(part):
+            return "call"
+        channel = _CHANNEL.search(part)
+        return "thought" if channel and channel[1] == "analysis" else "text"
+
+    def heads(self, text: str) -> bool:
+        """As `Divides` has it."""
+        return any(text.startswith(head) or head.startswith(text) for head in _HEADERS)
+
+
+def calling(name: str, arguments: str) -> str:
+    """The message that calls a tool of this `name` with `arguments`, which are JSON."""
+    return (
+        f"<|channel|>commentary to=functions.{name} <|constrain|>json{_MESSAGE}{arguments}{_CALL}"
+    )
+
+
+def called_in(text: str) -> Mapping[str, Any]:
+    """The call that a message with its header makes. Raises ValueError."""
+    header, _, said = text.partition(_MESSAGE)
+    return {"name": called(header), "arguments": json.loads(said or "{}")}
