@@ -11,11 +11,15 @@ from harmony import channels
 from puppets import Asks, Chat, Messages, puppet_server
 
 from kvactors.actors import AgentSystem
+from kvactors.actors.frontends.server.dialect.forms import channel_grammar
 from kvactors.actors.frontends.server.dialect.marks import Channels, called_in
 from kvactors.actors.frontends.server.dialect.reader import Reader
 from kvactors.actors.frontends.server.exchange.events import Said, Thought
+from kvactors.actors.frontends.server.exchange.inquiry import Form, Inquiry, Tool, ToolChoice
 from kvactors.actors.frontends.server.web.serve import Server, serve
 from kvactors.actors.testing import PuppetModel
+from kvactors.core.conversation.chat_format import ChatFormat
+from kvactors.core.schedule.guide import Guide
 
 INTERFACES = [Chat(stream=False), Chat(stream=True), Messages(stream=False), Messages(stream=True)]
 NEXT = "<|end|><|start|>assistant"
@@ -185,6 +189,26 @@ def test_an_answer_is_divided_however_it_comes(
 
 def test_where_nothing_may_be_called_a_message_to_a_tool_is_said() -> None:
     assert read(LOOKS, 1000, calls=False) == ('I look.\n\n{"path": "a"}', "Is it?", [])
+
+
+@pytest.mark.parametrize(
+    "inquiry",
+    [
+        Inquiry((), form=Form()),
+        Inquiry((), tools=(Tool("read"),), choice=ToolChoice("required")),
+        Inquiry((), tools=(Tool("read", strict=True),)),
+    ],
+    ids=["form", "required", "strict"],
+)
+def test_before_what_has_a_form_there_may_be_a_thought(inquiry: Inquiry) -> None:
+    chat = ChatFormat(channels())
+    grammar = channel_grammar(inquiry, {tool.name: tool for tool in inquiry.tools})
+    assert grammar is not None
+    thought = chat.encode("<|channel|>analysis<|message|>What is it about?")
+    guide = Guide(chat.grammar_tokens(max(chat.tokenizer.get_vocab().values()) + 1), grammar, 90)
+
+    assert [guide.take(token) for token in thought] == thought
+    assert guide.left - len(guide.way) >= 10
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,14 @@ from kvactors.core.schedule.grammar import Grammar
 
 __all__ = ["channel_grammar", "grammar_of"]
 
-# A message before the one that counts, and what begins that.
-_BEFORE = '<|message|> TEXT <|end|> <|start|> "assistant"\nTEXT: /(?s:.*)/\n'
+# Messages before the one that counts, with what begins that. Each once: a way out leaves a loop
+# late.
+_BEFORE = """\
+thought: <|channel|> "analysis" further
+preamble: <|channel|> "commentary" further
+further: <|message|> TEXT <|end|> <|start|> "assistant"
+TEXT: /(?s:.*)/
+"""
 _FINAL = '<|channel|> "final" <|message|>'
 
 
@@ -50,10 +56,9 @@ def channel_grammar(inquiry: Inquiry, names: Mapping[str, Tool]) -> Grammar | No
     ]
     last = _rule(kinds) if required else ["said", *_rule(kinds)]
     # What has a form has no words beside it.
-    channels = '"analysis"' if form else '("analysis" | "commentary")'
+    before = "thought?" if form else "thought? preamble?"
     return Grammar.lark(
-        f"start: before* ({' | '.join(last)})\nsaid: {said}\n"
-        f"before: <|channel|> {channels} {_BEFORE}" + _rules(kinds)
+        f"start: {before} ({' | '.join(last)})\nsaid: {said}\n" + _BEFORE + _rules(kinds)
     )
 
 
