@@ -13,7 +13,13 @@ from typing import Any
 
 from kvactors.core.conversation.grammar_tokens import GrammarTokens
 from kvactors.core.conversation.template_text import ANSWER, QUESTION, TemplateText
-from kvactors.core.conversation.tool_format import called, end_of_calls, headers, result_of
+from kvactors.core.conversation.tool_format import (
+    CHANNEL,
+    called,
+    end_of_calls,
+    headers,
+    result_of,
+)
 from kvactors.core.errors import TemplateError
 
 __all__ = ["ChatFormat"]
@@ -49,9 +55,12 @@ class ChatFormat(TemplateText):
         self._closing = self._closing_in_history()
         self._asked = self.render(self._probe[:1], answer=True)
         self._lead = head.removeprefix(self._asked) if head.startswith(self._asked) else ""
-        self.header = self._lead if self._lead.strip() and self.special_in(self._lead) else ""
-        if self._lead.strip():
-            self._lead = self.header
+        if self._lead.strip() and not self.special_in(self._lead):
+            self._lead = ""
+        self.header = self._lead if self._lead.startswith(CHANNEL) else ""
+        self._end_of_calls = end_of_calls(self) if self.header else ()
+        # Not every file of such a tokenizer says that a call ends an answer.
+        self.eos |= {*self._end_of_calls}
 
     def encode_answer(self, text: str) -> list[int]:
         """Token ids of an answer, as the model says it: behind the prompt that asks for it, and
@@ -62,7 +71,7 @@ class ChatFormat(TemplateText):
     def answer_text(self, text: str) -> str:
         """What the tokens of an answer show: what the template writes there too, which models say
         themselves. A text may begin with a header of its own."""
-        begins = self.special_in(self.header) or self.shown_lead
+        begins = self.special_in(self._lead) or self.shown_lead
         return text if text.startswith(begins) else self.shown_lead + text
 
     @cached_property
@@ -202,12 +211,6 @@ class ChatFormat(TemplateText):
             if self._closing.strip().startswith(end.strip()):
                 return self._closing[self._closing.index(end.strip()) + len(end.strip()) :]
         return self._closing
-
-    @cached_property
-    def _end_of_calls(self) -> tuple[int, ...]:
-        """The token that ends a call, if nothing is written behind it."""
-        end = end_of_calls(self) if self.header else ()
-        return () if end == self.end_in(self._ending) else end
 
     def _closing_in_history(self) -> str:
         """What stands behind an answer that another turn follows. Some templates drop a closing

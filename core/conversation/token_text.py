@@ -123,6 +123,11 @@ class TokenText:
         first = self.encode(text)[:1]
         return self.decode(first) if first and first[0] in self._special else ""
 
+    def special_at_end(self, text: str) -> tuple[int, ...]:
+        """The special token that a text ends with, or none."""
+        last = tuple(self.encode(text.rstrip())[-1:])
+        return last if last and last[0] in self._special else ()
+
     @cached_property
     def _special(self) -> frozenset[int]:
         """Its special tokens: those that it has a use for itself, and those of its file."""

@@ -8,9 +8,11 @@ from kvactors.core.conversation.hashing import common_prefix
 from kvactors.core.conversation.template_text import ANSWER, QUESTION, TemplateText
 from kvactors.core.errors import TemplateError
 
-__all__ = ["called", "end_of_calls", "headers", "result_of", "with_calls", "with_tools"]
+__all__ = ["CHANNEL", "called", "end_of_calls", "headers", "result_of", "with_calls", "with_tools"]
 
 _SYSTEM = "kvactors probe system"
+# What names the channel of a message in its header.
+CHANNEL = "<|channel|>"
 # A message begins where the answer does, or behind another one.
 _HEADER = re.compile(r"(?:^|<\|end\|>|<\|call\|>)([^\n]*?)<\|message\|>")
 _TO = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
@@ -32,11 +34,12 @@ def with_tools(chat: TemplateText, system: str, tools: Sequence[dict[str, Any]])
         return None if written == system else written
     # It may write of them in front of the prompt as well; what it says there stands at the end.
     first, _, behind = told.partition(_SYSTEM)
-    same = common_prefix(head, first)
-    if not (tail and behind.endswith(tail) and behind != tail and first.endswith(head[same:])):
+    same, tail = common_prefix(head, first), tail.strip()
+    listed = behind.strip().removesuffix(tail).strip()
+    if not (tail and listed and behind.strip().endswith(tail) and first.endswith(head[same:])):
         return None
     before = first[same : len(first) - len(head) + same]
-    parts = (system, behind.removesuffix(tail).strip(), before.strip())
+    parts = (system, listed, before.strip())
     return "\n\n".join(part for part in parts if part)
 
 
@@ -68,14 +71,12 @@ def result_of(chat: TemplateText, name: str, text: str, *, answer: bool) -> str:
 
 
 def end_of_calls(chat: TemplateText) -> tuple[int, ...]:
-    """The end token that the template of `chat` writes after a call, or none."""
+    """The special token that the template of `chat` writes after a call, or none."""
     calls = [{"type": "function", "function": _no_arguments("probe")}]
     try:
-        written = chat.render([QUESTION, _calling("", calls)], answer=False).rstrip()
+        return chat.special_at_end(chat.render([QUESTION, _calling("", calls)], answer=False))
     except TemplateError:
         return ()
-    ends = ((token, chat.decode([token]).strip()) for token in sorted(chat.eos))
-    return next(((token,) for token, end in ends if end and written.endswith(end)), ())
 
 
 def called(header: str) -> str:

@@ -35,7 +35,7 @@ def talk(chat: ChatFormat, *turns: tuple[str, str, str], finish: str = "stop") -
 def behind(chat: ChatFormat, transcript: Transcript, role: str = "user") -> str:
     """The whole conversation behind the system prompt, with one more question."""
     ids = [*transcript.token_ids, *transcript.render(role, "so", answer=True).token_ids]
-    return chat.decode(ids).partition("Be kind.<|end|>")[2]
+    return chat.decode(ids).partition("Be kind.\n\n<|end|>")[2]
 
 
 def test_a_conversation_is_what_the_template_makes_of_it(chat: ChatFormat) -> None:
@@ -46,7 +46,7 @@ def test_a_conversation_is_what_the_template_makes_of_it(chat: ChatFormat) -> No
     told += [("assistant", "a2"), ("user", "so")]
 
     whole = chat.render([{"role": r, "content": c} for r, c in told], answer=True)
-    assert behind(chat, transcript) == whole.partition("Be kind.<|end|>")[2]
+    assert behind(chat, transcript) == whole.partition("Be kind.\n\n<|end|>")[2]
 
 
 @pytest.mark.parametrize(
