@@ -190,7 +190,7 @@ def test_an_answer_begins_with_the_blanks_that_it_has() -> None:
         return "".join(e.text for e in (*events, *reader.end()) if isinstance(e, Said))
 
     assert said("  ", "  return a\n", marks=Marks()) == "    return a\n"
-    assert said("\n ", "so", marks=Marks("<call>", "</call>")) == "so"
+    assert said("\n ", "so", marks=Marks((("<call>", "</call>"),))) == "so"
 
 
 def test_a_host_is_known_by_its_name_however_it_is_written() -> None:

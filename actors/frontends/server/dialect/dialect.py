@@ -56,9 +56,8 @@ class Dialect:
         if not tools:
             return text or None
         described = [_described(tool) for tool in tools]
-        if (self._native or self._chat.header) and (
-            written := with_tools(self._chat, text, described)
-        ) is not None:
+        written = with_tools(self._chat, text, described) if self._writes_tools else None
+        if written is not None:
             return written
         listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in described)
         return "\n\n".join(part for part in (text, _TOOLS.format(listed)) if part)
@@ -83,32 +82,39 @@ class Dialect:
     def _marks(self, inquiry: Inquiry) -> Divides:
         if self._chat.header:
             return Channels(calls=_may_call(inquiry))
-        calls = self.call_marks if _may_call(inquiry) else ("", "")
+        calls = self._calls if _may_call(inquiry) else ()
         # What has a form is no thought, though the template may begin one.
         formed = inquiry.form is not None or inquiry.choice.mode == "required"
         thoughts = ("", "") if formed else self._think_marks
-        return Marks(*calls, *thoughts, self._opens_thinking and not formed)
+        return Marks(calls, *thoughts, self._opens_thinking and not formed)
 
     def stops(self, inquiry: Inquiry) -> tuple[str, ...]:
         """Marks behind which the answer to an inquiry ends, since it may make one call only."""
         # Where each message has a header a call ends the answer.
-        end = "" if self._chat.header else self.call_marks[1]
-        return (end,) if end and _may_call(inquiry) and not inquiry.parallel else ()
+        ends = () if self._chat.header else tuple(end for _, end in self._calls if end)
+        return ends if _may_call(inquiry) and not inquiry.parallel else ()
 
     def grammar(self, inquiry: Inquiry) -> Grammar | None:
         """What the answer to an inquiry must look like, if it says so. Raises InvalidInput."""
         names = {full_name(tool): tool for tool in inquiry.tools}
         if self._chat.header:
             return channel_grammar(inquiry, names)
-        return grammar_of(inquiry, names, self.call_marks)
+        return grammar_of(inquiry, names, self._calls[0])
 
-    @property
-    def call_marks(self) -> tuple[str, str]:
-        """What a call begins and ends with."""
-        tokenizer = self._chat.tokenizer
+    @cached_property
+    def _calls(self) -> tuple[tuple[str, str], ...]:
+        """What calls begin and end with: as the model is told, and as it may know better."""
+        tokenizer, told = self._chat.tokenizer, _GENERIC_MARKS
         if not self._native:
-            return _GENERIC_MARKS
-        return str(tokenizer.tool_call_start), str(tokenizer.tool_call_end or "")
+            return (told,)
+        own = str(tokenizer.tool_call_start), str(tokenizer.tool_call_end or "")
+        return (own,) if self._writes_tools or own == told else (told, own)
+
+    @cached_property
+    def _writes_tools(self) -> bool:
+        """Whether the template writes tools where a system prompt can say them."""
+        known = self._native or bool(self._chat.header)
+        return known and with_tools(self._chat, _NOBODY, [_described(Tool("probe"))]) is not None
 
     @property
     def _native(self) -> bool:
@@ -136,7 +142,7 @@ class Dialect:
         writes any role at all has none for their results."""
         if not self._chat.has_template:
             return frozenset()
-        tools = self._native or not self._chat.knows(_NOBODY)
+        tools = self._writes_tools or not self._chat.knows(_NOBODY)
         roles = ("system", "tool") if tools else ("system",)
         known = [role for role in roles if self._chat.knows(role)]
         # A result that stands alone is refused.
@@ -149,7 +155,7 @@ class Dialect:
             told += [calling(full_name(call), call.arguments or "{}") for call in calls]
             return "<|start|>assistant".join(told)
         asked = [(full_name(call), _arguments(call)) for call in calls]
-        if self._native:
+        if self._writes_tools:
             native = [
                 {"type": "function", "function": {"name": name, "arguments": arguments}}
                 for name, arguments in asked

@@ -18,15 +18,11 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
 class Divides(Protocol):
-    """How an answer is divided. `first`: what it begins with; `call` stands before calls and
-    `call_end` behind them, "" where nothing does that is no header; `calls`: there may be some."""
+    """How an answer is divided. `first`: what it begins with; `calls`, `thoughts`: there may be
+    some."""
 
     @property
     def first(self) -> Within: ...
-    @property
-    def call(self) -> str: ...
-    @property
-    def call_end(self) -> str: ...
     @property
     def calls(self) -> bool: ...
     @property
@@ -44,14 +40,17 @@ class Divides(Protocol):
         """Whether a text may be a header's beginning, where there should be one."""
         ...
 
+    def unended(self, head: str) -> bool:
+        """Whether a call behind this mark or header goes to the end of the answer."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What stands before and after calls and thoughts; "" where there are none. A call without an
-    end goes to the end of the answer. `thinking`: it begins with a thought."""
+    """What stands before and after calls, in one way or several, and around thoughts. A call with
+    "" behind it goes to the end of the answer. `thinking`: it begins with a thought."""
 
-    call: str = ""
-    call_end: str = ""
+    pairs: tuple[tuple[str, str], ...] = ()
     think: str = ""
     think_end: str = ""
     thinking: bool = False
@@ -64,7 +63,7 @@ class Marks:
     @property
     def calls(self) -> bool:
         """As `Divides` has it."""
-        return bool(self.call)
+        return bool(self.pairs)
 
     @property
     def thoughts(self) -> bool:
@@ -74,9 +73,9 @@ class Marks:
     def ends(self, within: Within) -> tuple[str, ...]:
         """As `Divides` has it."""
         known: Mapping[Within, tuple[str, ...]] = {
-            "text": (self.call, self.think),
+            "text": (*(call for call, _ in self.pairs), self.think),
             "thought": (self.think_end,),
-            "call": (self.call_end,),
+            "call": tuple(end for _, end in self.pairs),
         }
         return tuple(mark for mark in known[within] if mark)
 
@@ -84,11 +83,15 @@ class Marks:
         """As `Divides` has it."""
         if within != "text":
             return "text"
-        return "call" if mark == self.call else "thought"
+        return "thought" if mark == self.think else "call"
 
     def heads(self, text: str) -> bool:
         """As `Divides` has it."""
         return False
+
+    def unended(self, head: str) -> bool:
+        """As `Divides` has it."""
+        return (head, "") in self.pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +102,6 @@ class Channels:
 
     calls: bool = False
     first: Within = "header"
-    call: str = ""
-    call_end: str = ""
     thoughts: bool = True
 
     def ends(self, within: Within) -> tuple[str, ...]:
@@ -119,6 +120,10 @@ class Channels:
     def heads(self, text: str) -> bool:
         """As `Divides` has it."""
         return any(text.startswith(head) or head.startswith(text) for head in _HEADERS)
+
+    def unended(self, head: str) -> bool:
+        """As `Divides` has it."""
+        return True
 
 
 def calling(name: str, arguments: str) -> str:

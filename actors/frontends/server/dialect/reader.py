@@ -71,7 +71,7 @@ class Reader:
         while (found := self._next_mark()) is not None:
             place, mark = found
             before, self._held = self._held[:place], self._held[place + len(mark) :]
-            yield from self._part(before)
+            yield from self._part(before, mark)
             yield from self._enter(before, mark)
             self._line.pass_on(mark)
             self._without_header()
@@ -83,12 +83,12 @@ class Reader:
     def end(self, *, cut: bool = False) -> Iterator[Event]:
         """Those of its end. Of an answer that was `cut` half a call is no word: it is not told."""
         rest, self._held = self._held, ""
-        begun = self.calls and rest and self._marks.call.startswith(rest)
+        begun = self._within == "text" and self.calls and rest and self._may_begin(rest)
         if cut and (begun or self._within == "call"):
             self._words.called()
-        elif self._within == "call" and self._marks.call_end:
+        elif self._within == "call" and not self._marks.unended(self._header):
             self._within = "text"
-            yield from self._part(self._marks.call + rest)
+            yield from self._part(self._header + rest)
         else:
             yield from self._part(rest)
         yield from self._words.end()
@@ -100,13 +100,17 @@ class Reader:
     def _enter(self, part: str, mark: str) -> Iterator[Event]:
         """What follows a `mark` that ended a `part`."""
         before, self._within = self._within, self._marks.after(self._within, part, mark)
-        self._header = part + mark if before == "header" else ""
+        self._header = part + mark if before == "header" else mark
         # Messages of an answer are paragraphs of it.
-        if self._header and self._within == "text":
+        if before == "header" and self._within == "text":
             self._words.wait("\n\n" if self.text else "", ())
-        elif self._header and self._within == "thought" and self.thoughts:
+        elif before == "header" and self._within == "thought" and self.thoughts:
             self.thoughts += "\n\n"
             yield Thought("\n\n")
+
+    def _may_begin(self, rest: str) -> bool:
+        """Whether what is left may be the beginning of a call."""
+        return any(mark.startswith(rest) for mark in self._marks.ends("text"))
 
     def _doubtful(self) -> int:
         """How many characters at the end may be the beginning of a mark."""
@@ -122,12 +126,13 @@ class Reader:
         if self._within == "header" and not self._marks.heads(self._held):
             self._within = "text"
 
-    def _part(self, text: str) -> Iterator[Event]:
+    def _part(self, text: str, mark: str = "") -> Iterator[Event]:
+        """The events of a part of what it is in, which a `mark` ends."""
         if self._within == "header":
             self._line.pass_on(text)
         elif self._within == "call":
             self._line.pass_on(text)
-            yield from self._call(self._header + text)
+            yield from self._call(text, mark)
         elif self._within == "thought":
             self._line.pass_on(text)
             self.thoughts += text
@@ -141,16 +146,17 @@ class Reader:
             blank = text[len(said) :]
             self._words.wait(blank, self._line.pass_on(blank))
 
-    def _call(self, text: str) -> Iterator[Event]:
+    def _call(self, text: str, mark: str) -> Iterator[Event]:
         described = [_described(name, tool) for name, tool in self._tools.items()]
+        # The header of a message is part of the call.
+        said = self._header + text if self._marks.first == "header" else text
         try:
-            made = [_made(call) for call in self._parse(text.strip(), described)]
+            made = [_made(call) for call in self._parse(said.strip(), described)]
             if not made:
                 raise ValueError("there is no call between the marks")
         except Exception:
             # Every parser fails in its own way.
-            whole = f"{self._marks.call}{text}{self._marks.call_end}"
-            yield from self._words.add(whole, ())
+            yield from self._words.add(f"{self._header}{text}{mark}", ())
             return
         self._words.called()
         for name, arguments in made if self._parallel else made[:1]:
