@@ -16,6 +16,7 @@ from kvactors.core.conversation.template_text import ANSWER, QUESTION, TemplateT
 from kvactors.core.conversation.tool_format import (
     CHANNEL,
     called,
+    called_at,
     end_of_calls,
     headers,
     result_of,
@@ -58,9 +59,9 @@ class ChatFormat(TemplateText):
         if self._lead.strip() and not self.special_in(self._lead):
             self._lead = ""
         self.header = self._lead if self._lead.startswith(CHANNEL) else ""
-        self._end_of_calls = end_of_calls(self) if self.header else ()
-        # Not every file of such a tokenizer says that a call ends an answer.
-        self.eos |= {*self._end_of_calls}
+        if self.header:
+            # Not every file of such a tokenizer says that a call ends an answer.
+            self.eos |= {*end_of_calls(self)}
 
     def encode_answer(self, text: str) -> list[int]:
         """Token ids of an answer, as the model says it: behind the prompt that asks for it, and
@@ -137,15 +138,22 @@ class ChatFormat(TemplateText):
         return _heard(role, text, render)
 
     def following(
-        self, role: str, text: str, *, answer: bool, behind: Sequence[int] = (), said: str = ""
+        self,
+        role: str,
+        text: str,
+        *,
+        answer: bool,
+        behind: Sequence[int] = (),
+        said: tuple[str, int] = ("", 0),
     ) -> str:
         """What a later turn, `text` of `role`, adds after the previous answer's closing tokens;
         `answer` as for `opening`. Where the template writes no end, a model may end its own by
         the token that the next turn begins with: at the end of the answer `behind`, it is there.
-        `said`: the last answer, whose call a result may name."""
-        if role == "tool" and self.header:
-            to = [tool for tool in map(called, headers(said)) if tool]
-            return result_of(self, (to or ["tool"])[-1], text, answer=answer)
+        `said`: the last answer, whose calls results name, and how many of these stand behind it."""
+        if role == "tool" and self.end_of_calls:
+            result = result_of(self, called_at(*said), text, answer=answer)
+            begun = self.header or tuple(behind[-1:]) == self.end_of_calls
+            return result if begun else self.decode(self.end_of_calls) + result
         if role == "assistant":
             # An observed answer follows a question, or the template refuses it.
             asked = self._probe[:1]
@@ -193,10 +201,10 @@ class ChatFormat(TemplateText):
         if not answered or not self._closing:
             return ""
         last = tuple(tokens[-1:])
-        if last and last in (self._kept_end, self._end_of_calls):
+        if last and last in (self._kept_end, self.end_of_calls):
             return ""
-        if self._end_of_calls and any(map(called, headers(self.decode(tokens))[-1:])):
-            return self.decode(self._end_of_calls)
+        if self.header and any(map(called, headers(self.decode(tokens))[-1:])):
+            return self.decode(self.end_of_calls)
         begun = self._end_for_next(tokens)
         if begun and self._followed.removeprefix(self._closing).startswith(begun):
             # The next turn has begun: the white space is the model's, or is not there.
@@ -211,6 +219,14 @@ class ChatFormat(TemplateText):
             if self._closing.strip().startswith(end.strip()):
                 return self._closing[self._closing.index(end.strip()) + len(end.strip()) :]
         return self._closing
+
+    @cached_property
+    def end_of_calls(self) -> tuple[int, ...]:
+        """The token that a call ends an answer with, where that is another one than ends words: the
+        result stands right behind it. None elsewhere."""
+        end = end_of_calls(self)
+        ordinary = (self.special_at_end(self._ending), self.end_of_turn)
+        return () if end in ordinary or self.eos.isdisjoint(end) else end
 
     def _closing_in_history(self) -> str:
         """What stands behind an answer that another turn follows. Some templates drop a closing

@@ -6,15 +6,27 @@ from typing import Any
 
 from kvactors.core.conversation.hashing import common_prefix
 from kvactors.core.conversation.template_text import ANSWER, QUESTION, TemplateText
+from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import TemplateError
 
-__all__ = ["CHANNEL", "called", "end_of_calls", "headers", "result_of", "with_calls", "with_tools"]
+__all__ = [
+    "CHANNEL",
+    "called",
+    "called_at",
+    "end_of_calls",
+    "headers",
+    "last_answer",
+    "result_of",
+    "with_calls",
+    "with_tools",
+]
 
 _SYSTEM = "kvactors probe system"
 # What names the channel of a message in its header.
 CHANNEL = "<|channel|>"
 # A message begins where the answer does, or behind another one.
 _HEADER = re.compile(r"(?:^|<\|end\|>|<\|call\|>)([^\n]*?)<\|message\|>")
+_CALL = re.compile(r"<\|tool_call>call:([\w.-]+)")
 _TO = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
 
@@ -83,6 +95,23 @@ def called(header: str) -> str:
     """The tool that a message with this `header` is to; "" if to none."""
     to = _TO.search(header)
     return to[1] if to else ""
+
+
+def last_answer(turns: Sequence[Turn]) -> tuple[str, int]:
+    """What the assistant said last, and how many results of tools were told since."""
+    results = 0
+    for turn in reversed(turns):
+        if turn.role == "assistant":
+            return turn.text, results
+        results += turn.role == "tool"
+    return "", results
+
+
+def called_at(said: str, place: int) -> str:
+    """The tool that the call at this `place` of an answer is to, the last one beyond: as gpt-oss
+    writes calls, or Gemma 4."""
+    names = [tool for tool in map(called, headers(said)) if tool] or _CALL.findall(said)
+    return names[: place + 1][-1] if names else "tool"
 
 
 def headers(text: str) -> list[str]:

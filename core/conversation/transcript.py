@@ -24,6 +24,7 @@ from typing import Any
 from kvactors.core.conversation.answered import AnsweredRequests
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.token_offsets import token_boundary, token_ends
+from kvactors.core.conversation.tool_format import last_answer
 from kvactors.core.conversation.turn import Source, Turn, answered, from_entry, to_entry
 from kvactors.core.errors import SystemPromptMismatch
 
@@ -199,8 +200,8 @@ class Transcript:
         }
         if keep < len(self.turns):
             record["keep"] = keep
-        if keep == 0:
-            self.system_prompt = self.system_prompt if system_prompt is None else system_prompt
+        if keep == 0 and system_prompt is not None:
+            self.system_prompt = system_prompt
         if keep == 0 and self.system_prompt is not None:
             record["system"] = self.system_prompt
         self.turns = [*self.turns[:keep], *turns]
@@ -213,8 +214,7 @@ class Transcript:
         """A text turn in its template, from where the turns before it are complete."""
         if after:
             behind = after[-1].token_ids if after[-1].is_answer else ()
-            last = next((turn for turn in reversed(after) if turn.role == "assistant"), None)
-            said = last.text if last and role == "tool" else ""
+            said = last_answer(after)
             return self.chat.following(role, text, answer=answer, behind=behind, said=said)
         return self.chat.opening(role, text, system=self.system_prompt, answer=answer)
 

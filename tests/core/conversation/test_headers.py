@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harmony import channels
+from call_forms import channels, results_within
 
 from kvactors.actors import AgentSystem, Sampling
 from kvactors.actors.testing import PuppetModel, use_puppet
@@ -160,3 +160,23 @@ def test_choices_are_judged_behind_the_header(tmp_path: Any) -> None:
 
     assert reply.text in ("yes", "no")
     assert text.endswith(f"<|start|>assistant{FINAL}{reply.text}<|end|>")
+
+
+def test_results_stand_within_the_answer_where_a_call_ends_it_by_what_they_begin_with() -> None:
+    chat = ChatFormat(results_within())
+    transcript = Transcript(chat, "t", "Be kind.")
+    calls = '<|tool_call>call:read{path:<|"|>a<|"|>}<tool_call|>' + (
+        '<|tool_call>call:edit{path:<|"|>a<|"|>}<tool_call|><|tool_response>'
+    )
+    prompt = transcript.render("user", "q", answer=True)
+    transcript.extend([prompt, transcript.answer(chat.encode(calls), "stop")])
+    transcript.extend([transcript.render("tool", "one", answer=False)])
+    transcript.extend([transcript.render("tool", "two", answer=True)])
+    transcript.extend([transcript.answer(chat.encode("So.<turn|>"), "stop")])
+
+    ids = [*transcript.token_ids, *transcript.render("user", "so", answer=True).token_ids]
+    assert chat.decode(ids) == (
+        f"<|turn>system\nBe kind.<turn|>\n<|turn>user\nq<turn|>\n<|turn>model\n{calls}"
+        "response:read{one}<tool_response|><|tool_response>response:edit{two}<tool_response|>"
+        "So.<turn|>\n<|turn>user\nso<turn|>\n<|turn>model\n"
+    )

@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from harmony import channels
+from call_forms import channels
 from puppets import Asks, Chat, Messages, puppet_server
 
 from kvactors.actors import AgentSystem

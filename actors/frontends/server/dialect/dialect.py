@@ -145,8 +145,8 @@ class Dialect:
         tools = self._writes_tools or not self._chat.knows(_NOBODY)
         roles = ("system", "tool") if tools else ("system",)
         known = [role for role in roles if self._chat.knows(role)]
-        # A result that stands alone is refused.
-        return frozenset((*known, "tool") if self._chat.header else known)
+        # A result that stands alone is refused there.
+        return frozenset((*known, "tool") if self._chat.end_of_calls else known)
 
     def _answer(self, text: str, calls: Sequence[Call]) -> str:
         """What the assistant said and called, as it would have written it."""
