@@ -129,13 +129,26 @@ class ChatFormat(TemplateText):
 
     def opening(self, role: str, text: str, *, system: str | None, answer: bool) -> str:
         """The first turn of a transcript, rendered whole: `text` of `role` behind a `system`
-        prompt; `answer`: the assistant is to answer it."""
+        prompt; `answer`: the assistant is to answer it. One that is a beginning itself stands as it
+        is, and a question of the user follows it."""
+        if system is not None and self.is_beginning(system):
+            if role != "user":
+                raise TemplateError(f"what begins with tools goes on with a user, not {role!r}")
+            return system + text + self.render([QUESTION], answer=answer).partition(_ASK)[2]
         messages = [{"role": "system", "content": system}] if system is not None else []
 
         def render(said: str) -> str:
             return self.render([*messages, {"role": role, "content": said}], answer=answer)
 
         return _heard(role, text, render)
+
+    def is_beginning(self, system: str) -> bool:
+        """Whether a system prompt is what the template writes before a first question: it begins
+        with the same special token, and ends as each question is begun."""
+        first = self.special_in(self._asked)
+        if not first or not system.startswith(first):
+            return False
+        return system.endswith(self.following("user", _ASK, answer=True).partition(_ASK)[0])
 
     def following(
         self,

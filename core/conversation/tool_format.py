@@ -11,6 +11,7 @@ from kvactors.core.errors import TemplateError
 
 __all__ = [
     "CHANNEL",
+    "begun_with",
     "called",
     "called_at",
     "end_of_calls",
@@ -53,6 +54,19 @@ def with_tools(chat: TemplateText, system: str, tools: Sequence[dict[str, Any]])
     before = first[same : len(first) - len(head) + same]
     parts = (system, listed, before.strip())
     return "\n\n".join(part for part in parts if part)
+
+
+def begun_with(chat: TemplateText, system: str, tools: Sequence[dict[str, Any]]) -> str | None:
+    """What the template of `chat` writes before the first question, with a `system` prompt ("" for
+    none) and `tools`; None if it writes nothing of them there."""
+    asked = [{"role": "system", "content": system}, QUESTION] if system else [QUESTION]
+    try:
+        plain = chat.render(asked, answer=True).partition(QUESTION["content"])
+        told = chat.render(asked, answer=True, tools=list(tools)).partition(QUESTION["content"])
+    except TemplateError:
+        return None
+    named = all(tool["function"]["name"] in told[0] for tool in tools)
+    return told[0] if named and told[0] != plain[0] and told[1:] == plain[1:] else None
 
 
 def with_calls(chat: TemplateText, text: str, calls: Sequence[dict[str, Any]]) -> str | None:

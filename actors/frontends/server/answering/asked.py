@@ -27,7 +27,7 @@ def continuation(dialect: Dialect, inquiry: Inquiry, plan: Plan, agent: Speaker)
     """What the turn of an `inquiry` says in a `dialect`, behind what its `agent` has by `plan`."""
     conversation = plan.conversation
     new = list(plan.new)
-    tools = dialect.system("", inquiry.tools) if plan.tools else ""
+    tools = dialect.told("", inquiry.tools) if plan.tools and inquiry.tools else ""
     if (told := "\n\n".join(text for text in (plan.tell, tools) if text)) and new:
         at = plan.telling
         new[at] = replace(new[at], text=f"{told}\n\n{new[at].text}")

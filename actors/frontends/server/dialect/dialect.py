@@ -21,7 +21,7 @@ from kvactors.actors.frontends.server.dialect.marks import (
 from kvactors.actors.frontends.server.dialect.reader import Reader
 from kvactors.actors.frontends.server.exchange.inquiry import Call, Inquiry, Message, Tool
 from kvactors.core.conversation.chat_format import ChatFormat
-from kvactors.core.conversation.tool_format import with_calls, with_tools
+from kvactors.core.conversation.tool_format import begun_with, with_calls, with_tools
 from kvactors.core.schedule.grammar import Grammar
 
 __all__ = ["Dialect", "full_name"]
@@ -55,11 +55,17 @@ class Dialect:
         """The system prompt that says `text` and names the `tools`; None for none."""
         if not tools:
             return text or None
-        described = [_described(tool) for tool in tools]
-        written = with_tools(self._chat, text, described) if self._writes_tools else None
+        begun = begun_with(self._chat, text, _all(tools)) if self._begins_with_tools else None
+        if begun is not None and self._chat.is_beginning(begun):
+            return begun
+        return self.told(text, tools)
+
+    def told(self, text: str, tools: Sequence[Tool]) -> str:
+        """Any `text`, and `tools`: what a prompt says of them."""
+        written = with_tools(self._chat, text, _all(tools)) if self._writes_tools else None
         if written is not None:
             return written
-        listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in described)
+        listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in _all(tools))
         return "\n\n".join(part for part in (text, _TOOLS.format(listed)) if part)
 
     def turn(self, message: Message) -> tuple[str, str]:
@@ -108,13 +114,23 @@ class Dialect:
         if not self._native:
             return (told,)
         own = str(tokenizer.tool_call_start), str(tokenizer.tool_call_end or "")
-        return (own,) if self._writes_tools or own == told else (told, own)
+        if self._writes_tools or own == told:
+            return (own,)
+        return (own, told) if self._begins_with_tools else (told, own)
 
     @cached_property
     def _writes_tools(self) -> bool:
         """Whether the template writes tools where a system prompt can say them."""
         known = self._native or bool(self._chat.header)
-        return known and with_tools(self._chat, _NOBODY, [_described(Tool("probe"))]) is not None
+        return known and with_tools(self._chat, _NOBODY, _all([Tool("probe")])) is not None
+
+    @cached_property
+    def _begins_with_tools(self) -> bool:
+        """Whether it writes them where none can, before the first question."""
+        if self._writes_tools or not self._native:
+            return False
+        begun = begun_with(self._chat, "", _all([Tool("probe")]))
+        return begun is not None and self._chat.is_beginning(begun)
 
     @property
     def _native(self) -> bool:
@@ -142,7 +158,8 @@ class Dialect:
         writes any role at all has none for their results."""
         if not self._chat.has_template:
             return frozenset()
-        tools = self._writes_tools or not self._chat.knows(_NOBODY)
+        told = self._writes_tools or self._begins_with_tools
+        tools = told or not self._chat.knows(_NOBODY)
         roles = ("system", "tool") if tools else ("system",)
         known = [role for role in roles if self._chat.knows(role)]
         # A result that stands alone is refused there.
@@ -155,7 +172,7 @@ class Dialect:
             told += [calling(full_name(call), call.arguments or "{}") for call in calls]
             return "<|start|>assistant".join(told)
         asked = [(full_name(call), _arguments(call)) for call in calls]
-        if self._writes_tools:
+        if self._writes_tools or self._begins_with_tools:
             native = [
                 {"type": "function", "function": {"name": name, "arguments": arguments}}
                 for name, arguments in asked
@@ -189,6 +206,10 @@ def _may_call(inquiry: Inquiry) -> bool:
 def full_name(named: Tool | Call) -> str:
     """The name that the model calls a tool by: with its namespace, if it has one."""
     return f"{named.namespace}__{named.name}" if named.namespace else named.name
+
+
+def _all(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    return [_described(tool) for tool in tools]
 
 
 def _described(tool: Tool) -> dict[str, Any]:

@@ -1,0 +1,111 @@
+"""Tool loops in the forms of calls and results that some families' templates have."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from call_forms import results_within, tools_apart
+from puppets import Chat, call, puppet_server
+
+from kvactors.actors.frontends.server.web.serve import Server
+from kvactors.actors.testing import PuppetModel
+from kvactors.core.conversation.chat_format import ChatFormat
+from kvactors.core.errors import TemplateError
+
+ASKED = [{"role": "user", "content": "What is in a?"}]
+CHAT = Chat(stream=True)
+
+
+@contextmanager
+def stage(tokenizer: Callable[[], Any], *says: str) -> Iterator[tuple[Server, list[str]]]:
+    """A server whose puppet `says` this, and what it has heard."""
+    heard, answers = list[str](), iter(says)
+
+    def script(said: str) -> str:
+        heard.append(said)
+        return next(answers)
+
+    with puppet_server(PuppetModel(script, tokenizer=tokenizer)) as server:
+        yield server, heard
+
+
+def test_a_result_goes_on_the_answer_that_called() -> None:
+    calls = "".join(
+        f'<|tool_call>call:{name}{{path:<|"|>a<|"|>}}<tool_call|>' for name in ("read", "edit")
+    )
+    with stage(results_within, f"{calls}<|tool_response>", "Nothing.") as (server, heard):
+        first = CHAT(server, [{"role": "system", "content": "Be kind."}, *ASKED])
+        results = CHAT.results({call_id: f"of {name}" for call_id, name, _ in first.calls})
+        told = [{"role": "system", "content": "Be kind."}, *ASKED, first.message, *results]
+        second = CHAT(server, told)
+
+    assert [(name, given) for _, name, given in first.calls] == [
+        ("read", {"path": "a"}),
+        ("edit", {"path": "a"}),
+    ]
+    assert "Be kind.<|tool>read<tool|><|tool>edit<tool|><turn|>" in heard[0]
+    assert heard[1] == (
+        f"{heard[0]}{calls}<|tool_response>response:read{{of read}}<tool_response|>"
+        "<|tool_response>response:edit{of edit}<tool_response|>"
+    )
+    assert second.text == "Nothing."
+    assert second.cached > first.prompt
+
+
+@pytest.mark.parametrize(
+    "said", ['[TOOL_CALLS]read[ARGS]{"path": "a"}', call("read", path="a")], ids=["own", "told"]
+)
+def test_a_call_is_read_in_the_models_own_form_and_in_the_one_that_it_was_told(said: str) -> None:
+    with stage(tools_apart, f"I look.{said}", "Nothing.") as (server, _):
+        first = CHAT(server, ASKED)
+        results = CHAT.results({call_id: "empty" for call_id, _, _ in first.calls})
+        second = CHAT(server, [*ASKED, first.message, *results])
+
+    assert [(name, given) for _, name, given in first.calls] == [("read", {"path": "a"})]
+    assert (first.text, second.text) == ("I look.", "Nothing.")
+    assert second.cached > first.prompt
+
+
+@pytest.mark.parametrize("system", ["", "Be kind."])
+def test_tools_that_no_system_prompt_can_say_stand_where_the_template_writes_them(
+    system: str,
+) -> None:
+    own = '[TOOL_CALLS]read[ARGS]{"path": "a"}'
+    asked = [{"role": "system", "content": system}, *ASKED] if system else ASKED
+    with stage(tools_apart, own, "Nothing.", "Yes.") as (server, heard):
+        first = CHAT(server, asked)
+        results = CHAT.results({call_id: "empty" for call_id, _, _ in first.calls})
+        CHAT(server, [*asked, first.message, *results])
+        other = CHAT(server, [*asked[:-1], {"role": "user", "content": "And in b?"}])
+
+    prompt = f"[SYSTEM_PROMPT]{system}[/SYSTEM_PROMPT]" if system else ""
+    begins, _, listed = heard[0].partition("[AVAILABLE_TOOLS]")
+    assert begins == f"<s>{prompt}"
+    assert '"name": "read"' in listed and "<tools>" not in listed
+    assert listed.endswith("[/AVAILABLE_TOOLS][INST]What is in a?[/INST]")
+    result = "[INST]<tool_response>\nempty\n</tool_response>[/INST]"
+    assert heard[1] == f"{heard[0]}{own}</s>{result}"
+    # Who begins alike has what is computed of it.
+    assert heard[2] == heard[0].replace("What is in a?", "And in b?")
+    assert other.cached > len(listed) // 2
+
+
+def test_calls_of_others_are_written_as_the_template_writes_them() -> None:
+    made = {"id": "x1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+    told = {"role": "assistant", "content": "I look.", "tool_calls": [made]}
+    result = {"role": "tool", "tool_call_id": "x1", "content": "empty"}
+    with stage(tools_apart, "So.") as (server, heard):
+        CHAT(server, [*ASKED, told, result])
+
+    assert "[INST]What is in a?[/INST]I look.[TOOL_CALLS]read[ARGS]{}</s>[INST]" in heard[0]
+
+
+def test_a_system_prompt_that_only_begins_as_a_beginning_is_one() -> None:
+    chat = ChatFormat(tools_apart())
+
+    for system in ("<s>", "<s>[INST] so", "[INST]", "so"):
+        opened = chat.opening("user", "q", system=system, answer=True)
+        assert opened == f"<s>[SYSTEM_PROMPT]{system}[/SYSTEM_PROMPT][INST]q[/INST]"
+    with pytest.raises(TemplateError, match="user, not 'tool'"):
+        chat.opening("tool", "q", system="<s>[INST]", answer=True)
