@@ -129,18 +129,29 @@ class ChatFormat(TemplateText):
 
     def opening(self, role: str, text: str, *, system: str | None, answer: bool) -> str:
         """The first turn of a transcript, rendered whole: `text` of `role` behind a `system`
-        prompt; `answer`: the assistant is to answer it. One that is a beginning itself stands as it
-        is, and a question of the user follows it."""
+        prompt; `answer`: the assistant is to answer it. A beginning stands as it is, and a question
+        of the user follows it; one that the template does not write stands before the question."""
         if system is not None and self.is_beginning(system):
             if role != "user":
                 raise TemplateError(f"what begins with tools goes on with a user, not {role!r}")
             return system + text + self.render([QUESTION], answer=answer).partition(_ASK)[2]
+        if system is not None and role == "user" and not self._tells_system:
+            system, text = None, f"{system}\n\n{text}" if system else text
         messages = [{"role": "system", "content": system}] if system is not None else []
 
         def render(said: str) -> str:
             return self.render([*messages, {"role": role, "content": said}], answer=answer)
 
         return _heard(role, text, render)
+
+    @cached_property
+    def _tells_system(self) -> bool:
+        """Whether the template writes system prompts: some refuse them, or leave them out."""
+        said = _ANSWER
+        try:
+            return said in self.render([{"role": "system", "content": said}, QUESTION], answer=True)
+        except TemplateError:
+            return False
 
     def is_beginning(self, system: str) -> bool:
         """Whether a system prompt is what the template writes before a first question: it begins

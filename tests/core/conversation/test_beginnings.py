@@ -1,6 +1,7 @@
 """What a tokenizer begins texts with: it stands once, at the very start, if no template says it."""
 
 import pytest
+from call_forms import tokenizer_with
 from small_tokenizers import BEGINS, CHATML, chat_format, starting, talk
 
 from kvactors.core.conversation.chat_format import ChatFormat
@@ -116,3 +117,26 @@ def test_white_space_that_the_model_said_itself_is_not_put_before_its_answer_aga
 
     assert chat.encode_answer("\na cab") == chat.encode_answer("a cab")
     assert Transcript(chat, "test").given_answer("\na cab").rendered == "\na cab"
+
+
+@pytest.mark.parametrize(
+    "at_system",
+    ["{{ raise_exception('no system') }}", ""],
+    ids=["refuses", "leaves out"],
+)
+def test_a_system_prompt_that_the_template_does_not_write_stands_before_the_question(
+    at_system: str,
+) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' %}" + at_system + "{% else %}"
+        "[{{ m.role }}]{{ m.content }}[end]{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    chat = ChatFormat(tokenizer_with(template, ["[end]"], ["[end]"]))
+
+    said = chat.opening("user", "q", system="Be kind.", answer=True)
+    assert said == "[user]Be kind.\n\nq[end][assistant]"
+    assert chat.opening("user", "q", system="", answer=True) == "[user]q[end][assistant]"
+    assert chat.opening("user", "q", system=None, answer=True) == "[user]q[end][assistant]"
+    shared = Transcript(chat, "t", "Be kind.").beginning("Be kind.")
+    assert chat.decode(shared) == "[user]Be kind.\n\n"

@@ -82,7 +82,8 @@ def test_tools_that_no_system_prompt_can_say_stand_where_the_template_writes_the
     prompt = f"[SYSTEM_PROMPT]{system}[/SYSTEM_PROMPT]" if system else ""
     begins, _, listed = heard[0].partition("[AVAILABLE_TOOLS]")
     assert begins == f"<s>{prompt}"
-    assert '"name": "read"' in listed and "<tools>" not in listed
+    assert '"name": "read"' in listed
+    assert "<tools>" not in listed
     assert listed.endswith("[/AVAILABLE_TOOLS][INST]What is in a?[/INST]")
     result = "[INST]<tool_response>\nempty\n</tool_response>[/INST]"
     assert heard[1] == f"{heard[0]}{own}</s>{result}"

@@ -10,7 +10,7 @@ from small_tokenizers import build
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-__all__ = ["channels", "results_within", "tools_apart"]
+__all__ = ["channels", "results_within", "tokenizer_with", "tools_apart"]
 
 MARKS = ("channel", "message", "constrain", "call", "return")
 TEMPLATE = (
@@ -73,14 +73,14 @@ APART = (
 def channels() -> TokenizerWrapper:
     """Answers of messages; `<|return|>` ends one, and `<|call|>` a call."""
     marks = [f"<|{name}|>" for name in MARKS]
-    return _tokenizer(TEMPLATE, marks, ["<|return|>", "<|call|>"])
+    return tokenizer_with(TEMPLATE, marks, ["<|return|>", "<|call|>"])
 
 
 def results_within() -> TokenizerWrapper:
     """A call ends an answer by the token that its result begins with."""
     names = ("turn", "tool", "tool_call", "tool_response")
     marks = [f"<|{name}>" for name in names] + [f"<{name}|>" for name in names] + ['<|"|>']
-    return _tokenizer(WITHIN, marks, ["<turn|>", "<|tool_response>"], gemma4)
+    return tokenizer_with(WITHIN, marks, ["<turn|>", "<|tool_response>"], gemma4)
 
 
 def tools_apart() -> TokenizerWrapper:
@@ -88,10 +88,10 @@ def tools_apart() -> TokenizerWrapper:
     names = ("SYSTEM_PROMPT", "AVAILABLE_TOOLS", "INST")
     marks = [f"[{name}]" for name in (*names, "TOOL_CALLS", "ARGS")]
     marks += [f"[/{name}]" for name in names] + ["<s>", "</s>"]
-    return _tokenizer(APART, marks, ["</s>"], mistral, bos_token="<s>")
+    return tokenizer_with(APART, marks, ["</s>"], mistral, bos_token="<s>")
 
 
-def _tokenizer(
+def tokenizer_with(
     template: str, marks: Sequence[str], ends: Sequence[str], parser: Any = None, **more: str
 ) -> TokenizerWrapper:
     """One that has each text, special `marks`, `ends` of answers, and mlx-lm's `parser` of calls;
