@@ -135,7 +135,7 @@ class ChatFormat(TemplateText):
             if role != "user":
                 raise TemplateError(f"what begins with tools goes on with a user, not {role!r}")
             return system + text + self.render([QUESTION], answer=answer).partition(_ASK)[2]
-        if system is not None and role == "user" and not self._tells_system:
+        if system is not None and role == "user" and not self.tells_system:
             system, text = None, f"{system}\n\n{text}" if system else text
         messages = [{"role": "system", "content": system}] if system is not None else []
 
@@ -143,15 +143,6 @@ class ChatFormat(TemplateText):
             return self.render([*messages, {"role": role, "content": said}], answer=answer)
 
         return _heard(role, text, render)
-
-    @cached_property
-    def _tells_system(self) -> bool:
-        """Whether the template writes system prompts: some refuse them, or leave them out."""
-        said = _ANSWER
-        try:
-            return said in self.render([{"role": "system", "content": said}, QUESTION], answer=True)
-        except TemplateError:
-            return False
 
     def is_beginning(self, system: str) -> bool:
         """Whether a system prompt is what the template writes before a first question: it begins

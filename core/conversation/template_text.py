@@ -12,6 +12,7 @@ A tokenizer without a template has this plain one, which separates roles by blan
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from kvactors.core.conversation.token_text import TokenText
@@ -38,6 +39,15 @@ class TemplateText(TokenText):
     def encode_opening(self, rendered: str) -> list[int]:
         """Token ids of a conversation's beginning: a template says itself what stands first."""
         return self.encode(rendered) if self.has_template else self.encode_whole(rendered)
+
+    @cached_property
+    def tells_system(self) -> bool:
+        """Whether the template writes system prompts: some refuse them, or leave them out."""
+        system = {"role": "system", "content": ANSWER["content"]}
+        try:
+            return ANSWER["content"] in self.render([system, QUESTION], answer=True)
+        except TemplateError:
+            return False
 
     def render(self, messages: Sequence[Any], *, answer: bool, **more: Any) -> str:
         """The text of `messages`; `answer`: the assistant is to go on. `more` is what else the

@@ -33,7 +33,7 @@ class Divides(Protocol):
         ...
 
     def after(self, within: Within, part: str, mark: str) -> Within:
-        """What follows a `mark` that ended this `part`."""
+        """What follows a `mark` that ended the `part` that it was `within`."""
         ...
 
     def heads(self, text: str) -> bool:
@@ -80,7 +80,7 @@ class Marks:
         return tuple(mark for mark in known[within] if mark)
 
     def after(self, within: Within, part: str, mark: str) -> Within:
-        """As `Divides` has it."""
+        """What follows a `mark` that ended the `part` that it was `within`."""
         if within != "text":
             return "text"
         return "thought" if mark == self.think else "call"
@@ -109,7 +109,7 @@ class Channels:
         return (_MESSAGE,) if within == "header" else (_END, _CALL)
 
     def after(self, within: Within, part: str, mark: str) -> Within:
-        """As `Divides` has it."""
+        """What follows a `mark` that ended the `part` that it was `within`."""
         if within != "header":
             return "header"
         if self.calls and called(part):
