@@ -27,7 +27,8 @@ _SYSTEM = "kvactors probe system"
 CHANNEL = "<|channel|>"
 # A message begins where the answer does, or behind another one.
 _HEADER = re.compile(r"(?:^|<\|end\|>|<\|call\|>)([^\n]*?)<\|message\|>")
-_CALL = re.compile(r"<\|tool_call>call:([\w.-]+)")
+# In a model's own form, or as JSON in the marks of that.
+_CALL = re.compile(r'<\|tool_call>(?:call:|\s*\{"name": ")([\w.-]+)')
 _TO = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
 

@@ -9,7 +9,7 @@ from call_forms import channels, results_within
 from kvactors.actors import AgentSystem, Sampling
 from kvactors.actors.testing import PuppetModel, use_puppet
 from kvactors.core.conversation.chat_format import ChatFormat
-from kvactors.core.conversation.tool_format import called, headers, with_tools
+from kvactors.core.conversation.tool_format import called, called_at, headers, with_tools
 from kvactors.core.conversation.transcript import Transcript
 
 NEXT = "<|end|><|start|>assistant"
@@ -180,3 +180,12 @@ def test_results_stand_within_the_answer_where_a_call_ends_it_by_what_they_begin
         "response:read{one}<tool_response|><|tool_response>response:edit{two}<tool_response|>"
         "So.<turn|>\n<|turn>user\nso<turn|>\n<|turn>model\n"
     )
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["<|tool_call>call:read{}<tool_call|>", '<|tool_call>\n{"name": "read", "arguments": {}}'],
+)
+def test_a_result_names_a_call_in_either_form(said: str) -> None:
+    assert [called_at(said, place) for place in (0, 1)] == ["read", "read"]
+    assert called_at("words", 0) == "tool"
