@@ -19,6 +19,7 @@ from kvactors.core.conversation.tool_format import (
     called_at,
     end_of_calls,
     headers,
+    names_results,
     result_of,
 )
 from kvactors.core.errors import TemplateError
@@ -144,6 +145,11 @@ class ChatFormat(TemplateText):
 
         return _heard(role, text, render)
 
+    @cached_property
+    def names_results(self) -> bool:
+        """Whether the result of a call says which one it is of, behind that call alone."""
+        return names_results(self)
+
     def is_beginning(self, system: str) -> bool:
         """Whether a system prompt is what the template writes before a first question: it begins
         with the same special token, and ends as each question is begun."""
@@ -165,7 +171,7 @@ class ChatFormat(TemplateText):
         `answer` as for `opening`. Where the template writes no end, a model may end its own by
         the token that the next turn begins with: at the end of the answer `behind`, it is there.
         `said`: the last answer, whose calls results name, and how many of these stand behind it."""
-        if role == "tool" and self.end_of_calls:
+        if role == "tool" and self.names_results:
             result = result_of(self, called_at(*said), text, answer=answer)
             begun = self.header or tuple(behind[-1:]) == self.end_of_calls
             return result if begun else self.decode(self.end_of_calls) + result

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvactors.core.conversation.hashing import common_prefix
 from kvactors.core.conversation.template_text import ANSWER, QUESTION, TemplateText
@@ -11,25 +11,44 @@ from kvactors.core.errors import TemplateError
 
 __all__ = [
     "CHANNEL",
+    "Made",
     "begun_with",
     "called",
     "called_at",
     "end_of_calls",
     "headers",
     "last_answer",
+    "names_results",
     "result_of",
     "with_calls",
     "with_tools",
 ]
 
 _SYSTEM = "kvactors probe system"
+# Of as many characters as Mistral's templates want.
+_NO_ID = "000000000"
 # What names the channel of a message in its header.
 CHANNEL = "<|channel|>"
 # A message begins where the answer does, or behind another one.
 _HEADER = re.compile(r"(?:^|<\|end\|>|<\|call\|>)([^\n]*?)<\|message\|>")
-# In a model's own form, or as JSON in the marks of that.
-_CALL = re.compile(r'<\|tool_call>(?:call:|\s*\{"name": ")([\w.-]+)')
+# Calls as Gemma 4, Mistral's models and Kimi make them, or as JSON in such marks.
+_CALLS = (
+    re.compile(r'<\|?tool_call>(?:call:|\s*\{"name": ")(?P<name>[\w.-]+)(?P<id>)'),
+    re.compile(r'"name": "(?P<name>[\w.-]+)", "arguments": .*?, "id": "(?P<id>[\w-]+)"', re.DOTALL),
+    re.compile(r"(?P<name>[\w.-]+)(?:\[CALL_ID\](?P<id>[\w-]+))?\s*\[ARGS\]"),
+    re.compile(r"<\|tool_call_begin\|>\s*(?P<id>functions\.(?P<name>[\w.-]+):\d+)"),
+)
 _TO = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
+
+
+class Made(NamedTuple):
+    """A call that was made: of the tool of this name, by this id."""
+
+    name: str
+    call_id: str = _NO_ID
+
+
+_PROBE = Made("kvactors_probe", "k7v4a2c9t")
 
 
 def with_tools(chat: TemplateText, system: str, tools: Sequence[dict[str, Any]]) -> str | None:
@@ -85,23 +104,32 @@ def with_calls(chat: TemplateText, text: str, calls: Sequence[dict[str, Any]]) -
     return written if whole.startswith(before) and written != text else None
 
 
-def result_of(chat: TemplateText, name: str, text: str, *, answer: bool) -> str:
-    """What the template of `chat` adds behind a call of the tool `name` for its result, `text`;
-    `answer`: the assistant is to go on. Raises TemplateError."""
-    called = [QUESTION, _calling("", [{"type": "function", "function": _no_arguments(name)}])]
-    before = chat.render(called, answer=False)
-    result = {"role": "tool", "name": name, "content": text}
-    whole = chat.render([*called, result], answer=answer)
+def result_of(chat: TemplateText, call: Made, text: str, *, answer: bool) -> str:
+    """What the template of `chat` adds behind a `call` for its result, `text`; `answer`: the
+    assistant is to go on. Raises TemplateError."""
+    made = [QUESTION, _calling("", [_made(call)])]
+    before = chat.render(made, answer=False)
+    result = {"role": "tool", "name": call.name, "tool_call_id": call.call_id, "content": text}
+    whole = chat.render([*made, result], answer=answer)
     if not whole.startswith(before):
         raise TemplateError("the chat template rewrites a call that its result follows")
     return whole[len(before) :]
 
 
+def names_results(chat: TemplateText) -> bool:
+    """Whether the result of a call says which one it is of, by the template of `chat`."""
+    try:
+        told = result_of(chat, _PROBE, _SYSTEM, answer=True)
+    except TemplateError:
+        return False
+    return _SYSTEM in told and (_PROBE.name in told or _PROBE.call_id in told)
+
+
 def end_of_calls(chat: TemplateText) -> tuple[int, ...]:
     """The special token that the template of `chat` writes after a call, or none."""
-    calls = [{"type": "function", "function": _no_arguments("probe")}]
     try:
-        return chat.special_at_end(chat.render([QUESTION, _calling("", calls)], answer=False))
+        called = chat.render([QUESTION, _calling("", [_made(_PROBE)])], answer=False)
+        return chat.special_at_end(called)
     except TemplateError:
         return ()
 
@@ -122,11 +150,12 @@ def last_answer(turns: Sequence[Turn]) -> tuple[str, int]:
     return "", results
 
 
-def called_at(said: str, place: int) -> str:
-    """The tool that the call at this `place` of an answer is to, the last one beyond: as gpt-oss
-    writes calls, or Gemma 4."""
-    names = [tool for tool in map(called, headers(said)) if tool] or _CALL.findall(said)
-    return names[: place + 1][-1] if names else "tool"
+def called_at(said: str, place: int) -> Made:
+    """The call at this `place` of what was `said`, the last one beyond."""
+    named = [Made(tool) for tool in map(called, headers(said)) if tool]
+    found = (made for form in _CALLS for made in form.finditer(said))
+    calls = named or [Made(made["name"], made["id"] or _NO_ID) for made in found]
+    return calls[: place + 1][-1] if calls else Made("tool")
 
 
 def headers(text: str) -> list[str]:
@@ -138,5 +167,6 @@ def _calling(text: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"role": "assistant", "content": text, "tool_calls": list(calls)}
 
 
-def _no_arguments(name: str) -> dict[str, Any]:
-    return {"name": name, "arguments": {}}
+def _made(call: Made) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": {}}
+    return {"id": call.call_id, "type": "function", "function": function}

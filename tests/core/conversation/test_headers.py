@@ -9,7 +9,7 @@ from call_forms import channels, results_within
 from kvactors.actors import AgentSystem, Sampling
 from kvactors.actors.testing import PuppetModel, use_puppet
 from kvactors.core.conversation.chat_format import ChatFormat
-from kvactors.core.conversation.tool_format import called, called_at, headers, with_tools
+from kvactors.core.conversation.tool_format import Made, called, called_at, headers, with_tools
 from kvactors.core.conversation.transcript import Transcript
 
 NEXT = "<|end|><|start|>assistant"
@@ -183,9 +183,26 @@ def test_results_stand_within_the_answer_where_a_call_ends_it_by_what_they_begin
 
 
 @pytest.mark.parametrize(
-    "said",
-    ["<|tool_call>call:read{}<tool_call|>", '<|tool_call>\n{"name": "read", "arguments": {}}'],
+    ("said", "ids"),
+    [
+        ("<|tool_call>call:read{}<tool_call|>", ["000000000"]),
+        ('<|tool_call>\n{"name": "read", "arguments": {}}', ["000000000"]),
+        ('<tool_call>\n{"name": "read", "arguments": {}}\n</tool_call>', ["000000000"]),
+        (f"{CALLS}<|call|>", ["000000000"]),
+        ('[TOOL_CALLS]read[ARGS]{"x": "[ARGS]"}', ["000000000"]),
+        (
+            "[TOOL_CALLS]read[CALL_ID]abc[ARGS]{}[TOOL_CALLS]read[CALL_ID]def[ARGS]{}",
+            ["abc", "def"],
+        ),
+        ('[TOOL_CALLS][{"name": "read", "arguments": {"x": {}}, "id": "abc"}]', ["abc"]),
+        (
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.read:0"
+            "<|tool_call_argument_begin|>{}<|tool_call_end|>",
+            ["functions.read:0"],
+        ),
+    ],
 )
-def test_a_result_names_a_call_in_either_form(said: str) -> None:
-    assert [called_at(said, place) for place in (0, 1)] == ["read", "read"]
-    assert called_at("words", 0) == "tool"
+def test_a_call_is_found_in_what_was_said(said: str, ids: list[str]) -> None:
+    assert [called_at(said, place) for place in range(len(ids))] == [Made("read", i) for i in ids]
+    assert called_at(said, 9) == Made("read", ids[-1])
+    assert called_at("words", 0) == Made("tool")

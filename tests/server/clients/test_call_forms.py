@@ -54,7 +54,13 @@ def test_a_result_goes_on_the_answer_that_called() -> None:
 
 
 @pytest.mark.parametrize(
-    "said", ['[TOOL_CALLS]read[ARGS]{"path": "a"}', call("read", path="a")], ids=["own", "told"]
+    "said",
+    [
+        '[TOOL_CALLS]read[ARGS]{"path": "a"}',
+        '[TOOL_CALLS]read[CALL_ID]a1b2c3d4e[ARGS]{"path": "a"}',
+        call("read", path="a"),
+    ],
+    ids=["own", "with an id", "told"],
 )
 def test_a_call_is_read_in_the_models_own_form_and_in_the_one_that_it_was_told(said: str) -> None:
     with stage(tools_apart, f"I look.{said}", "Nothing.") as (server, _):
@@ -71,7 +77,7 @@ def test_a_call_is_read_in_the_models_own_form_and_in_the_one_that_it_was_told(s
 def test_tools_that_no_system_prompt_can_say_stand_where_the_template_writes_them(
     system: str,
 ) -> None:
-    own = '[TOOL_CALLS]read[ARGS]{"path": "a"}'
+    own = '[TOOL_CALLS]read[CALL_ID]a1b2c3d4e[ARGS]{"path": "a"}'
     asked = [{"role": "system", "content": system}, *ASKED] if system else ASKED
     with stage(tools_apart, own, "Nothing.", "Yes.") as (server, heard):
         first = CHAT(server, asked)
@@ -85,7 +91,7 @@ def test_tools_that_no_system_prompt_can_say_stand_where_the_template_writes_the
     assert '"name": "read"' in listed
     assert "<tools>" not in listed
     assert listed.endswith("[/AVAILABLE_TOOLS][INST]What is in a?[/INST]")
-    result = "[INST]<tool_response>\nempty\n</tool_response>[/INST]"
+    result = "[TOOL_RESULTS]a1b2c3d4e[TOOL_CONTENT]empty[/TOOL_RESULTS]"
     assert heard[1] == f"{heard[0]}{own}</s>{result}"
     # Who begins alike has what is computed of it.
     assert heard[2] == heard[0].replace("What is in a?", "And in b?")
@@ -99,7 +105,9 @@ def test_calls_of_others_are_written_as_the_template_writes_them() -> None:
     with stage(tools_apart, "So.") as (server, heard):
         CHAT(server, [*ASKED, told, result])
 
-    assert "[INST]What is in a?[/INST]I look.[TOOL_CALLS]read[ARGS]{}</s>[INST]" in heard[0]
+    called = "I look.[TOOL_CALLS]read[CALL_ID]0000000x1[ARGS]{}</s>"
+    result = "[TOOL_RESULTS]0000000x1[TOOL_CONTENT]empty[/TOOL_RESULTS]"
+    assert heard[0].endswith(f"[INST]What is in a?[/INST]{called}{result}")
 
 
 def test_a_system_prompt_that_only_begins_as_a_beginning_is_one() -> None:

@@ -64,9 +64,13 @@ APART = (
     "{{ m.content }}[/SYSTEM_PROMPT]"
     "{% elif m.role == 'user' %}{% if tools and loop.index0 < 2 %}[AVAILABLE_TOOLS]"
     "{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}[INST]{{ m.content }}[/INST]"
-    "{% elif m.role == 'assistant' %}{{ m.content }}{% for call in m.tool_calls or () %}"
-    "[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}"
-    "{% endfor %}</s>{% else %}{{ raise_exception('no such role') }}{% endif %}{% endfor %}"
+    "{% elif m.role == 'assistant' %}{% if not m.tool_calls %}{{ m.content }}{% endif %}"
+    "{% for call in m.tool_calls or () %}{% if call.id | length != 9 %}{{ raise_exception('an id has nine letters') }}{% endif %}"
+    "[TOOL_CALLS]{{ call.function.name }}[CALL_ID]{{ call.id }}[ARGS]"
+    "{{ call.function.arguments | tojson }}{% endfor %}</s>"
+    "{% elif m.role == 'tool' and m.tool_call_id %}"
+    "[TOOL_RESULTS]{{ m.tool_call_id }}[TOOL_CONTENT]{{ m.content }}[/TOOL_RESULTS]"
+    "{% else %}{{ raise_exception('no such role') }}{% endif %}{% endfor %}"
 )
 
 
@@ -85,8 +89,8 @@ def results_within() -> TokenizerWrapper:
 
 def tools_apart() -> TokenizerWrapper:
     """No system prompt says tools."""
-    names = ("SYSTEM_PROMPT", "AVAILABLE_TOOLS", "INST")
-    marks = [f"[{name}]" for name in (*names, "TOOL_CALLS", "ARGS")]
+    names = ("SYSTEM_PROMPT", "AVAILABLE_TOOLS", "INST", "TOOL_RESULTS")
+    marks = [f"[{name}]" for name in (*names, "TOOL_CALLS", "CALL_ID", "ARGS", "TOOL_CONTENT")]
     marks += [f"[/{name}]" for name in names] + ["<s>", "</s>"]
     return tokenizer_with(APART, marks, ["</s>"], mistral, bos_token="<s>")
 

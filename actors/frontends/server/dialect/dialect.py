@@ -6,6 +6,7 @@ calls as JSON between two tags, results between two others in a user's turn.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -28,6 +29,8 @@ __all__ = ["Dialect", "full_name"]
 
 _NOBODY = "kvactors probe role"
 _GENERIC_MARKS = ("<tool_call>", "</tool_call>")
+# Mistral's models may give their calls ids, which mlx-lm takes for names.
+_CALL_ID = re.compile(r"\[CALL_ID\][\w-]+")
 _TOOLS = """\
 # Tools
 
@@ -163,7 +166,7 @@ class Dialect:
         roles = ("system", "tool") if tools else ("system",)
         known = [role for role in roles if self._chat.knows(role)]
         # A result that stands alone is refused there.
-        return frozenset((*known, "tool") if self._chat.end_of_calls else known)
+        return frozenset((*known, "tool") if self._chat.names_results else known)
 
     def _answer(self, text: str, calls: Sequence[Call]) -> str:
         """What the assistant said and called, as it would have written it."""
@@ -171,18 +174,19 @@ class Dialect:
             told = [f"<|channel|>commentary<|message|>{text}<|end|>"] if text else []
             told += [calling(full_name(call), call.arguments or "{}") for call in calls]
             return "<|start|>assistant".join(told)
-        asked = [(full_name(call), _arguments(call)) for call in calls]
+        asked = [(_short(call.call_id), full_name(call), _arguments(call)) for call in calls]
         if self._writes_tools or self._begins_with_tools:
             native = [
-                {"type": "function", "function": {"name": name, "arguments": arguments}}
-                for name, arguments in asked
+                {"id": made, "type": "function", "function": {"name": n, "arguments": a}}
+                for made, n, a in asked
             ]
             if (written := with_calls(self._chat, text, native)) is not None:
-                return written
+                # Some write calls alone.
+                return written if text.strip() in written else text + written
         start, end = _GENERIC_MARKS
         written = "\n".join(
             f"{start}\n{json.dumps({'name': n, 'arguments': a}, ensure_ascii=False)}\n{end}"
-            for n, a in asked
+            for _, n, a in asked
         )
         return f"{text}\n{written}" if text else written
 
@@ -195,7 +199,7 @@ class Dialect:
         except ValueError:
             if not self._native:
                 raise
-            found = self._chat.tokenizer.tool_parser(text, tools)
+            found = self._chat.tokenizer.tool_parser(_CALL_ID.sub("", text), tools)
         return list(found) if isinstance(found, list) else [found]
 
 
@@ -219,6 +223,11 @@ def _described(tool: Tool) -> dict[str, Any]:
         "parameters": dict(tool.parameters) or {"type": "object", "properties": {}},
     }
     return {"type": "function", "function": function}
+
+
+def _short(call_id: str) -> str:
+    """An id of nine letters and digits, as Mistral's templates want."""
+    return "".join(filter(str.isalnum, call_id))[-9:].rjust(9, "0")
 
 
 def _arguments(call: Call) -> Any:
