@@ -40,9 +40,9 @@ class ChatFormat(TemplateText):
     """A tokenizer and its chat template, as far as an agent needs them. Any thread.
 
     `header`: what the template writes before an answer beside the prompt that asks for it, where
-    answers are messages with a header each, as gpt-oss has them; "" elsewhere. Raises
-    TemplateError at construction when the template cannot render an alternating conversation at
-    all.
+    answers are messages with a header each, as gpt-oss has them; "" elsewhere. `names_results`: the
+    result of a call says which one it is of, behind that call alone. Raises TemplateError at
+    construction when the template cannot render an alternating conversation at all.
     """
 
     def __init__(self, tokenizer: Any, template_kwargs: dict[str, Any] | None = None) -> None:
@@ -60,6 +60,7 @@ class ChatFormat(TemplateText):
         if self._lead.strip() and not self.special_in(self._lead):
             self._lead = ""
         self.header = self._lead if self._lead.startswith(CHANNEL) else ""
+        self.names_results = names_results(self)
         if self.header:
             # Not every file of such a tokenizer says that a call ends an answer.
             self.eos |= {*end_of_calls(self)}
@@ -144,11 +145,6 @@ class ChatFormat(TemplateText):
             return self.render([*messages, {"role": role, "content": said}], answer=answer)
 
         return _heard(role, text, render)
-
-    @cached_property
-    def names_results(self) -> bool:
-        """Whether the result of a call says which one it is of, behind that call alone."""
-        return names_results(self)
 
     def is_beginning(self, system: str) -> bool:
         """Whether a system prompt is what the template writes before a first question: it begins

@@ -106,8 +106,8 @@ def test_calls_of_others_are_written_as_the_template_writes_them() -> None:
         CHAT(server, [*ASKED, told, result])
 
     called = "I look.[TOOL_CALLS]read[CALL_ID]0000000x1[ARGS]{}</s>"
-    result = "[TOOL_RESULTS]0000000x1[TOOL_CONTENT]empty[/TOOL_RESULTS]"
-    assert heard[0].endswith(f"[INST]What is in a?[/INST]{called}{result}")
+    answered = "[TOOL_RESULTS]0000000x1[TOOL_CONTENT]empty[/TOOL_RESULTS]"
+    assert heard[0].endswith(f"[INST]What is in a?[/INST]{called}{answered}")
 
 
 def test_a_system_prompt_that_only_begins_as_a_beginning_is_one() -> None:
