@@ -217,7 +217,7 @@ def _merged(target: Transcript, said: Sequence[Message], head: Turn | None) -> T
     ids = (*head.token_ids, *target.chat.encode_rest(rest))
     if not _answers(target, role):
         return Turn(role, text, ids, rendered, asked=_wants_answer(said, index))
-    ended = target.chat.written_end
+    ended = target.chat.written_end(text)
     return Turn(role, text, (*ids, *ended), rendered + target.chat.decode(ended), finish="stop")
 
 

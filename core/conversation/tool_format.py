@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kvactors.core.conversation.hashing import common_prefix
-from kvactors.core.conversation.template_text import ANSWER, QUESTION, TemplateText
+from kvactors.core.conversation.token_text import ANSWER, QUESTION, TemplateText
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import TemplateError
 
@@ -15,11 +15,12 @@ __all__ = [
     "begun_with",
     "called",
     "called_at",
-    "end_of_calls",
+    "ends_of_calls",
     "headers",
     "last_answer",
     "names_results",
     "result_of",
+    "told_by_user",
     "with_calls",
     "with_tools",
 ]
@@ -59,12 +60,12 @@ def with_tools(chat: TemplateText, system: str, tools: Sequence[dict[str, Any]])
     try:
         head, _, tail = chat.render(probe, answer=True).partition(_SYSTEM)
         whole = chat.render(asked, answer=True, tools=list(tools))
+        if tail and whole.startswith(head) and whole.endswith(tail):
+            written = whole[len(head) : len(whole) - len(tail)]
+            return None if written == system else written
         told = chat.render(probe, answer=True, tools=list(tools))
     except TemplateError:
         return None
-    if tail and whole.startswith(head) and whole.endswith(tail):
-        written = whole[len(head) : len(whole) - len(tail)]
-        return None if written == system else written
     # It may write of them in front of the prompt as well; what it says there stands at the end.
     first, _, behind = told.partition(_SYSTEM)
     same, tail = common_prefix(head, first), tail.strip()
@@ -125,13 +126,20 @@ def names_results(chat: TemplateText) -> bool:
     return _SYSTEM in told and (_PROBE.name in told or _PROBE.call_id in told)
 
 
-def end_of_calls(chat: TemplateText) -> tuple[int, ...]:
-    """The special token that the template of `chat` writes after a call, or none."""
+def ends_of_calls(chat: TemplateText) -> tuple[str, tuple[int, ...]]:
+    """The special token that the template of `chat` writes after a call, or none, and what special
+    token's text stands before that."""
     try:
-        called = chat.render([QUESTION, _calling("", [_made(_PROBE)])], answer=False)
-        return chat.special_at_end(called)
+        made = chat.render([QUESTION, _calling("", [_made(_PROBE)])], answer=False).rstrip()
     except TemplateError:
-        return ()
+        return "", ()
+    end = chat.special_at_end(made)
+    return chat.decode(chat.special_at_end(made.removesuffix(chat.decode(end)))), end
+
+
+def told_by_user(result: str) -> tuple[str, str]:
+    """The role and text that a tool's `result` has where the template has none for it."""
+    return "user", f"<tool_response>\n{result}\n</tool_response>"
 
 
 def called(header: str) -> str:

@@ -141,7 +141,11 @@ class Transcript:
         """What `render` tokenizes of `role`, `text` and `answer`, behind the turns `after`
         (default: all)."""
         after = self.turns if after is None else after
-        return self._closing(after) + self._frame(role, text, after, answer=answer)
+        frame = self._frame(role, text, after, answer=answer)
+        if role == "tool" and after and after[-1].is_answer and not after[-1].raw:
+            closing = self.chat.closing_after(after[-1].token_ids, answered=True, role=role)
+            return closing + frame
+        return self._closing(after) + frame
 
     def answer(
         self, tokens: Sequence[int], finish: str, *, raw: bool = False, stop: Sequence[str] = ()
@@ -158,8 +162,7 @@ class Transcript:
     def given_answer(self, text: str, finish: str = "stop") -> Turn:
         """The turn of an answer that is known as text only."""
         ids = self.chat.encode_answer(text)
-        ends = finish == "stop" and not (ids and ids[-1] in self.chat.eos)
-        ended = self.chat.written_end if ends else ()
+        ended = self.chat.written_end(text) if finish == "stop" else ()
         rendered = self.chat.answer_text(text) + self.chat.decode(ended)
         return Turn("assistant", text, (*ids, *ended), rendered, finish=finish)
 

@@ -109,7 +109,7 @@ def test_an_answer_begins_with_the_white_space_that_its_template_writes_there(
         said = Transcript(chat, "test").answer(given.token_ids, "stop")
 
         assert (given.text, given.rendered) == ("a cab", said.rendered)
-        assert given.hidden == chat.decode(chat.written_end)
+        assert given.hidden == chat.decode(chat.written_end())
 
 
 def test_white_space_that_the_model_said_itself_is_not_put_before_its_answer_again() -> None:

@@ -22,7 +22,7 @@ from kvactors.actors.frontends.server.dialect.marks import (
 from kvactors.actors.frontends.server.dialect.reader import Reader
 from kvactors.actors.frontends.server.exchange.inquiry import Call, Inquiry, Message, Tool
 from kvactors.core.conversation.chat_format import ChatFormat
-from kvactors.core.conversation.tool_format import begun_with, with_calls, with_tools
+from kvactors.core.conversation.tool_format import begun_with, told_by_user, with_calls, with_tools
 from kvactors.core.schedule.grammar import Grammar
 
 __all__ = ["Dialect", "full_name"]
@@ -79,7 +79,7 @@ class Dialect:
         if role in self._roles or role == "user":
             return role, text
         if role == "tool":
-            return "user", f"<tool_response>\n{text}\n</tool_response>"
+            return told_by_user(text)
         return "user", f"<system>\n{text}\n</system>"
 
     def reader(self, inquiry: Inquiry, new_id: Callable[[], str]) -> Reader:
