@@ -11,7 +11,7 @@ from chats import WAIT, asked, post
 from starlette.requests import Request
 
 from kvactors.actors.frontends.server.answering.asked import FRAME_TOKENS, LONGEST, sampling_of
-from kvactors.actors.frontends.server.dialect.forms import grammar_of
+from kvactors.actors.frontends.server.dialect.forms import call_marks, grammar_of
 from kvactors.actors.frontends.server.dialect.marks import Marks
 from kvactors.actors.frontends.server.dialect.reader import Reader
 from kvactors.actors.frontends.server.exchange.events import Said
@@ -48,7 +48,7 @@ def takes(
     """Whether an answer may be this `text`, where a `tool` may be called between `marks`, or have
     a `form`."""
     inquiry = Inquiry((Message("user", "x"),), tools=(tool,), form=form)
-    grammar = grammar_of(inquiry, {tool.name: tool}, marks)
+    grammar = grammar_of(inquiry, {tool.name: tool}, call_marks(*marks, lambda _: None))
     assert grammar is not None
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar.text)
     return matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and (

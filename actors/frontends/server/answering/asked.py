@@ -31,7 +31,8 @@ def continuation(dialect: Dialect, inquiry: Inquiry, plan: Plan, agent: Speaker)
     if (told := "\n\n".join(text for text in (plan.tell, tools) if text)) and new:
         at = plan.telling
         new[at] = replace(new[at], text=f"{told}\n\n{new[at].text}")
-    system = dialect.system(conversation.system, inquiry.tools)
+    first = new[0].role if new else "user"
+    system = dialect.system(conversation.system, inquiry.tools, first)
     if plan.alike:
         # The ledger's own text stands: what differs was told, or says nothing.
         system = agent.system_prompt or ""
@@ -90,7 +91,7 @@ def prompt_tokens(chat: ChatFormat, dialect: Dialect, inquiry: Inquiry) -> int:
             continue
         role, said = dialect.turn(message)
         if first:
-            opening = dialect.system(system, inquiry.tools)
+            opening = dialect.system(system, inquiry.tools, role)
             text += chat.opening(role, said, system=opening, answer=True)
         else:
             text += chat.following(role, said, answer=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from kvactors.actors.frontends.server.dialect.forms import channel_grammar, grammar_of
+from kvactors.actors.frontends.server.dialect.forms import call_marks, channel_grammar, grammar_of
 from kvactors.actors.frontends.server.dialect.marks import (
     Channels,
     Divides,
@@ -54,11 +54,13 @@ class Dialect:
     def __init__(self, chat: ChatFormat) -> None:
         self._chat = chat
 
-    def system(self, text: str, tools: Sequence[Tool]) -> str | None:
-        """The system prompt that says `text` and names the `tools`; None for none."""
+    def system(self, text: str, tools: Sequence[Tool], first: str = "user") -> str | None:
+        """The system prompt that says `text` and names the `tools`, of a conversation that `first`
+        begins; None for none."""
         if not tools:
             return text or None
-        begun = begun_with(self._chat, text, _all(tools)) if self._begins_with_tools else None
+        asked = self._begins_with_tools and first == "user"
+        begun = begun_with(self._chat, text, _all(tools)) if asked else None
         if begun is not None and self._chat.is_beginning(begun):
             return begun
         return self.told(text, tools)
@@ -100,15 +102,20 @@ class Dialect:
     def stops(self, inquiry: Inquiry) -> tuple[str, ...]:
         """Marks behind which the answer to an inquiry ends, since it may make one call only."""
         # Where each message has a header a call ends the answer.
-        ends = () if self._chat.header else tuple(end for _, end in self._calls if end)
-        return ends if _may_call(inquiry) and not inquiry.parallel else ()
+        end = "" if self._chat.header else self._calls[0][1]
+        return (end,) if end and _may_call(inquiry) and not inquiry.parallel else ()
 
     def grammar(self, inquiry: Inquiry) -> Grammar | None:
         """What the answer to an inquiry must look like, if it says so. Raises InvalidInput."""
         names = {full_name(tool): tool for tool in inquiry.tools}
         if self._chat.header:
             return channel_grammar(inquiry, names)
-        return grammar_of(inquiry, names, self._calls[0])
+        return grammar_of(inquiry, names, call_marks(*self._calls[0], self._special))
+
+    def _special(self, mark: str) -> int | None:
+        """The special token that a mark is."""
+        ids = self._chat.encode(mark)
+        return ids[0] if len(ids) == 1 and self._chat.special_in(mark) else None
 
     @cached_property
     def _calls(self) -> tuple[tuple[str, str], ...]:

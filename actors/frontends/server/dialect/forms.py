@@ -2,14 +2,15 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Tool
 from kvactors.core.errors import InvalidGrammar, InvalidInput
 from kvactors.core.schedule.grammar import Grammar
 
-__all__ = ["channel_grammar", "grammar_of"]
+__all__ = ["call_marks", "channel_grammar", "grammar_of"]
 
 # Messages before the one that counts, with what begins that. Each once: a way out leaves a loop
 # late.
@@ -22,9 +23,30 @@ TEXT: /(?s:.*)/
 _FINAL = '<|channel|> "final" <|message|>'
 
 
-def grammar_of(
-    inquiry: Inquiry, names: Mapping[str, Tool], marks: tuple[str, str]
-) -> Grammar | None:
+@dataclass(frozen=True, slots=True)
+class CallMarks:
+    """The terms of a grammar around a call, lines of their own; `special`: what it begins with is a
+    special token, which is no text; one that is not `ended` goes to the end of the answer."""
+
+    begin: str
+    end: str
+    special: bool = False
+    ended: bool = True
+
+
+def call_marks(begin: str, end: str, special: Callable[[str], int | None]) -> CallMarks:
+    """Those that a call has which begins and ends so ("" for nothing); `special` says which token a
+    mark is, if it is a special one."""
+    first, last = special(begin), special(end)
+    return CallMarks(
+        json.dumps(f"{begin}\n") if first is None else f'<[{first}]> "\\n"',
+        json.dumps(f"\n{end}") if last is None else f'"\\n" <[{last}]>',
+        special=first is not None,
+        ended=bool(end),
+    )
+
+
+def grammar_of(inquiry: Inquiry, names: Mapping[str, Tool], marks: CallMarks) -> Grammar | None:
     """What the answer to an `inquiry` must look like, if that is said: its tools by the `names`
     that the model uses, calls between `marks`. Raises InvalidInput for a tool that is not there,
     InvalidGrammar for a schema that cannot be held to."""
@@ -78,22 +100,21 @@ def _json(schema: Mapping[str, Any] | None) -> Grammar:
     return Grammar.json_object() if schema is None else Grammar.json_schema(schema)
 
 
-def _lark(
-    start: str, names: Mapping[str, Tool], marks: tuple[str, str], *, parallel: bool
-) -> Grammar:
+def _lark(start: str, names: Mapping[str, Tool], marks: CallMarks, *, parallel: bool) -> Grammar:
     """Calls of these tools, as JSON between the marks, where `start` has them; without one there
     may be text first, or alone. A schema that cannot be held to is any object, unless its tool is
     strict."""
     kinds = [_call(name, _held(tool)) for name, tool in names.items()]
-    begin, end = (json.dumps(mark) for mark in (f"{marks[0]}\n", f"\n{marks[1]}"))
     # What has no end goes to that of the answer.
-    more = '("\\n" call)*' if parallel and marks[1] else ""
-    if not start:
-        mark = re.escape(marks[0]).replace("/", r"\/")
-        start = f"TEXT | opens rest {more}\nopens[lazy]: TEXT {begin}\n"
+    more = '("\\n" call)*' if parallel and marks.ended else ""
+    if not start and marks.special:
+        start = f"TEXT | TEXT {marks.begin} rest {more}\nTEXT: /(?s:.*)/"
+    elif not start:
+        mark = re.escape(json.loads(marks.begin).rstrip()).replace("/", r"\/")
+        start = f"TEXT | opens rest {more}\nopens[lazy]: TEXT {marks.begin}\n"
         start += f"TEXT: /(?s:.*)/ & ~/(?s:.*){mark}(?s:.*)/"
     return Grammar.lark(
-        f"start: {start}\ncalls: call {more}\ncall: {begin} rest\nrest: body {end}\n"
+        f"start: {start}\ncalls: call {more}\ncall: {marks.begin} rest\nrest: body {marks.end}\n"
         f"body: {' | '.join(_rule(kinds))}\n" + _rules(kinds)
     )
 

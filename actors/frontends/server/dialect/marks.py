@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from kvactors.core.conversation.tool_format import called
+from kvactors.core.conversation.tool_format import CHANNEL, called
 
 __all__ = ["Channels", "Divides", "Marks", "Within", "called_in", "calling"]
 
 Within = Literal["text", "thought", "call", "header"]
-_MESSAGE, _END, _CALL = "<|message|>", "<|end|>", "<|call|>"
-# What a header begins with.
-_HEADERS = ("<|start|>", "<|channel|>", " to=")
+_START, _MESSAGE, _END, _CALL = "<|start|>", "<|message|>", "<|end|>", "<|call|>"
+# What a header begins with, the first one or those behind a message.
+_HEADERS = ("<|channel|>", " to=", "assistant")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
@@ -28,8 +28,8 @@ class Divides(Protocol):
     @property
     def thoughts(self) -> bool: ...
 
-    def ends(self, within: Within) -> tuple[str, ...]:
-        """The marks that may come next."""
+    def ends(self, within: Within, head: str) -> tuple[str, ...]:
+        """The marks that may come next, of what is `within`; a call is behind this `head`."""
         ...
 
     def after(self, within: Within, part: str, mark: str) -> Within:
@@ -42,6 +42,10 @@ class Divides(Protocol):
 
     def unended(self, head: str) -> bool:
         """Whether a call behind this mark or header goes to the end of the answer."""
+        ...
+
+    def rest(self, within: Within, text: str) -> str:
+        """What of the `text` that is left at the end, of what is `within`, was said."""
         ...
 
 
@@ -70,12 +74,12 @@ class Marks:
         """As `Divides` has it."""
         return bool(self.think) or self.thinking
 
-    def ends(self, within: Within) -> tuple[str, ...]:
+    def ends(self, within: Within, head: str) -> tuple[str, ...]:
         """As `Divides` has it."""
         known: Mapping[Within, tuple[str, ...]] = {
             "text": (*(call for call, _ in self.pairs), self.think),
             "thought": (self.think_end,),
-            "call": tuple(end for _, end in self.pairs),
+            "call": tuple(end for call, end in self.pairs if call == head),
         }
         return tuple(mark for mark in known[within] if mark)
 
@@ -93,6 +97,10 @@ class Marks:
         """As `Divides` has it."""
         return (head, "") in self.pairs
 
+    def rest(self, within: Within, text: str) -> str:
+        """As `Divides` has it."""
+        return text
+
 
 @dataclass(frozen=True, slots=True)
 class Channels:
@@ -104,9 +112,10 @@ class Channels:
     first: Within = "header"
     thoughts: bool = True
 
-    def ends(self, within: Within) -> tuple[str, ...]:
+    def ends(self, within: Within, head: str) -> tuple[str, ...]:
         """As `Divides` has it."""
-        return (_MESSAGE,) if within == "header" else (_END, _CALL)
+        # Of words that look as if a message ended there is none behind.
+        return (_MESSAGE,) if within == "header" else (_END + _START, _CALL + _START)
 
     def after(self, within: Within, part: str, mark: str) -> Within:
         """What follows a `mark` that ended the `part` that it was `within`."""
@@ -124,6 +133,12 @@ class Channels:
     def unended(self, head: str) -> bool:
         """As `Divides` has it."""
         return True
+
+    def rest(self, within: Within, text: str) -> str:
+        """As `Divides` has it."""
+        if within == "header":
+            return "" if CHANNEL.startswith(text) or CHANNEL in text or called(text) else text
+        return text.removesuffix(_END).removesuffix(_CALL)
 
 
 def calling(name: str, arguments: str) -> str:

@@ -82,7 +82,9 @@ class Reader:
 
     def end(self, *, cut: bool = False) -> Iterator[Event]:
         """Those of its end. Of an answer that was `cut` half a call is no word: it is not told."""
-        rest, self._held = self._held, ""
+        rest, self._held = self._marks.rest(self._within, self._held), ""
+        if self._within == "header":
+            self._within = "text"
         begun = self._within == "text" and self.calls and rest and self._may_begin(rest)
         if cut and (begun or self._within == "call"):
             self._words.called()
@@ -94,7 +96,9 @@ class Reader:
         yield from self._words.end()
 
     def _next_mark(self) -> tuple[int, str] | None:
-        places = [(self._held.find(mark), mark) for mark in self._marks.ends(self._within)]
+        places = [
+            (self._held.find(mark), mark) for mark in self._marks.ends(self._within, self._header)
+        ]
         return min((found for found in places if found[0] >= 0), default=None)
 
     def _enter(self, part: str, mark: str) -> Iterator[Event]:
@@ -110,11 +114,11 @@ class Reader:
 
     def _may_begin(self, rest: str) -> bool:
         """Whether what is left may be the beginning of a call."""
-        return any(mark.startswith(rest) for mark in self._marks.ends("text"))
+        return any(mark.startswith(rest) for mark in self._marks.ends("text", ""))
 
     def _doubtful(self) -> int:
         """How many characters at the end may be the beginning of a mark."""
-        marks = self._marks.ends(self._within)
+        marks = self._marks.ends(self._within, self._header)
         longest = max((len(mark) - 1 for mark in marks), default=0)
         for length in range(min(longest, len(self._held)), 0, -1):
             if any(mark.startswith(self._held[-length:]) for mark in marks):
