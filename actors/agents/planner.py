@@ -190,7 +190,8 @@ class Planner:
         generated = finished.request.generated
         if finished.reason != "stop":
             raise TurnFailed(f"the summary had not ended after {len(generated)} tokens")
-        text = self.transcript.chat.reply_text(generated).strip()
+        chat = self.transcript.chat
+        text = chat.words(chat.reply_text(generated)).strip()
         if not text:
             raise TurnFailed("the summary is empty")
         return text

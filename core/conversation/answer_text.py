@@ -67,6 +67,10 @@ class AnswerText(TemplateText):
         begins = self.special_in(self._lead) or self.shown_lead
         return text if text.startswith(begins) else self.shown_lead + text
 
+    def words(self, text: str) -> str:
+        """What the last message of an answer's `text` says, where each has a header; all, else."""
+        return text.rpartition("<|message|>")[2] if self.header else text
+
     @cached_property
     def shown_lead(self) -> str:
         """White space or a header that the template writes before an answer, unless decoding drops

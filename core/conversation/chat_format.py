@@ -8,6 +8,7 @@ for each new turn, what the template adds after that.
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from kvactors.core.conversation.answer_text import REWRITES, AnswerText
@@ -111,6 +112,11 @@ class ChatFormat(AnswerText):
     def writes_like(self, other: "ChatFormat") -> bool:
         """Whether both templates write the same behind an answer that a question follows."""
         return self._followed == other._followed
+
+    @cached_property
+    def takes_results(self) -> bool:
+        """Whether the template writes what the role "tool" says, behind a call or an answer."""
+        return self.names_results or self.knows("tool")
 
     def knows(self, role: str) -> bool:
         """Whether the template writes what a later message of this role says."""

@@ -24,7 +24,7 @@ from typing import Any
 from kvactors.core.conversation.answered import AnsweredRequests
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.token_offsets import token_boundary, token_ends
-from kvactors.core.conversation.tool_format import last_answer
+from kvactors.core.conversation.tool_format import last_answer, told_by_user
 from kvactors.core.conversation.turn import Source, Turn, answered, from_entry, to_entry
 from kvactors.core.errors import SystemPromptMismatch
 
@@ -141,11 +141,8 @@ class Transcript:
         """What `render` tokenizes of `role`, `text` and `answer`, behind the turns `after`
         (default: all)."""
         after = self.turns if after is None else after
-        frame = self._frame(role, text, after, answer=answer)
-        if role == "tool" and after and after[-1].is_answer and not after[-1].raw:
-            closing = self.chat.closing_after(after[-1].token_ids, answered=True, role=role)
-            return closing + frame
-        return self._closing(after) + frame
+        closing = self._closing(after, role=role)
+        return closing + self._frame(role, text, after, answer=answer)
 
     def answer(
         self, tokens: Sequence[int], finish: str, *, raw: bool = False, stop: Sequence[str] = ()
@@ -221,14 +218,14 @@ class Transcript:
             return self.chat.following(role, text, answer=answer, behind=behind, said=said)
         return self.chat.opening(role, text, system=self.system_prompt, answer=answer)
 
-    def _closing(self, turns: Sequence[Turn], back: int = _MOST_CUT) -> str:
-        """The text that the last of these turns lacks before another one may follow; it depends on
-        what so many before it lack, at most."""
+    def _closing(self, turns: Sequence[Turn], back: int = _MOST_CUT, *, role: str = "user") -> str:
+        """The text that the last of these turns lacks before one of this `role` may follow; it
+        depends on what so many before it lack, at most."""
         if not turns or turns[-1].raw:
             return ""
         *before, last = turns
         if last.is_answer:
-            return self.chat.closing_after(last.token_ids, answered=True)
+            return self.chat.closing_after(last.token_ids, answered=True, role=role)
         # A prompt lacks something if a rewind cut it, or if its answer is gone.
         for head in _heads(before, self._closing, back):
             for answer in (False, True):
@@ -272,6 +269,8 @@ class Transcript:
         elif finish is not None:
             turn = self.given_answer(text, finish)
         else:
+            if role == "tool" and not self.chat.takes_results:
+                role, text = told_by_user(text)
             turn = self.render(role, text, answer=source.answered)
         return replace(turn, stands_for=entry.get("stands_for", 0), source=source)
 

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from call_forms import channels, results_within
+from call_forms import channels
 
-from kvactors.actors import AgentSystem, Sampling
+from kvactors.actors import AgentSystem, Sampling, Summarize
 from kvactors.actors.testing import PuppetModel, use_puppet
 from kvactors.core.conversation.chat_format import ChatFormat
-from kvactors.core.conversation.tool_format import Made, called, called_at, headers, with_tools
+from kvactors.core.conversation.tool_format import called, headers, with_tools
 from kvactors.core.conversation.transcript import Transcript
 
 NEXT = "<|end|><|start|>assistant"
@@ -162,47 +162,40 @@ def test_choices_are_judged_behind_the_header(tmp_path: Any) -> None:
     assert text.endswith(f"<|start|>assistant{FINAL}{reply.text}<|end|>")
 
 
-def test_results_stand_within_the_answer_where_a_call_ends_it_by_what_they_begin_with() -> None:
-    chat = ChatFormat(results_within())
+def test_a_call_may_follow_words_of_the_assistant(chat: ChatFormat) -> None:
+    transcript = talk(chat, ("user", "q", f"{FINAL}I look.<|return|>"))
+    transcript.extend([transcript.render("assistant", f"{CALLS}<|call|>", answer=False)])
+
+    assert f"I look.<|end|><|start|>assistant{CALLS}<|call|><|start|>functions.read" in (
+        behind(chat, transcript, "tool")
+    )
+
+
+def test_who_begins_with_an_answer_ends_it_as_in_history(chat: ChatFormat) -> None:
     transcript = Transcript(chat, "t", "Be kind.")
-    calls = '<|tool_call>call:read{path:<|"|>a<|"|>}<tool_call|>' + (
-        '<|tool_call>call:edit{path:<|"|>a<|"|>}<tool_call|><|tool_response>'
-    )
-    prompt = transcript.render("user", "q", answer=True)
-    transcript.extend([prompt, transcript.answer(chat.encode(calls), "stop")])
-    transcript.extend([transcript.render("tool", "one", answer=False)])
-    transcript.extend([transcript.render("tool", "two", answer=True)])
-    transcript.extend([transcript.answer(chat.encode("So.<turn|>"), "stop")])
+    transcript.extend([transcript.render("assistant", "Hi", answer=False)])
 
-    ids = [*transcript.token_ids, *transcript.render("user", "so", answer=True).token_ids]
-    assert chat.decode(ids) == (
-        f"<|turn>system\nBe kind.<turn|>\n<|turn>user\nq<turn|>\n<|turn>model\n{calls}"
-        "response:read{one}<tool_response|><|tool_response>response:edit{two}<tool_response|>"
-        "So.<turn|>\n<|turn>user\nso<turn|>\n<|turn>model\n"
-    )
+    assert f"{FINAL}Hi<|end|><|start|>user<|message|>so" in behind(chat, transcript)
 
 
-@pytest.mark.parametrize(
-    ("said", "ids"),
-    [
-        ("<|tool_call>call:read{}<tool_call|>", ["000000000"]),
-        ('<|tool_call>\n{"name": "read", "arguments": {}}', ["000000000"]),
-        ('<tool_call>\n{"name": "read", "arguments": {}}\n</tool_call>', ["000000000"]),
-        (f"{CALLS}<|call|>", ["000000000"]),
-        ('[TOOL_CALLS]read[ARGS]{"x": "[ARGS]"}', ["000000000"]),
-        (
-            "[TOOL_CALLS]read[CALL_ID]abc[ARGS]{}[TOOL_CALLS]read[CALL_ID]def[ARGS]{}",
-            ["abc", "def"],
-        ),
-        ('[TOOL_CALLS][{"name": "read", "arguments": {"x": {}}, "id": "abc"}]', ["abc"]),
-        (
-            "<|tool_calls_section_begin|><|tool_call_begin|>functions.read:0"
-            "<|tool_call_argument_begin|>{}<|tool_call_end|>",
-            ["functions.read:0"],
-        ),
-    ],
-)
-def test_a_call_is_found_in_what_was_said(said: str, ids: list[str]) -> None:
-    assert [called_at(said, place) for place in range(len(ids))] == [Made("read", i) for i in ids]
-    assert called_at(said, 9) == Made("read", ids[-1])
-    assert called_at("words", 0) == Made("tool")
+def test_an_answer_that_said_nothing_has_a_header(chat: ChatFormat) -> None:
+    transcript = talk(chat, ("user", "q", ""), finish="cancelled")
+
+    assert f"<|start|>assistant{FINAL}<|end|><|start|>user" in behind(chat, transcript)
+
+
+def test_a_summary_is_what_the_last_message_says(tmp_path: Any) -> None:
+    says = iter([f"{THINKS}{FINAL}a1", f"{THINKS}{FINAL}a2", f"{THINKS}{FINAL}In short.", "a3"])
+    puppet = PuppetModel(lambda _: next(says), tokenizer=channels)
+    system = AgentSystem(puppet, store=False, context=900)
+    use_puppet(system, puppet)
+    with system:
+        agent = system.spawn("dan", context_policy=Summarize(keep_head=0, max_tokens=60))
+        for question in ("x" * 200, "y" * 200):
+            agent.ask(question, sampling=Sampling(max_tokens=60)).get()
+        agent.ask("z" * 200, sampling=Sampling(max_tokens=120)).get()
+        told = agent.transcript().turns[0]
+
+    assert told.stands_for
+    assert told.text.endswith("In short.")
+    assert "<|" not in told.text

@@ -1,14 +1,17 @@
 """Tool loops in the forms of calls and results that some families' templates have."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import openai
 import pytest
-from call_forms import results_within, tools_apart
+from call_forms import channels, results_within, tools_apart
 from puppets import Chat, call, puppet_server
 
-from kvactors.actors.frontends.server.web.serve import Server
+from kvactors.actors import AgentSystem
+from kvactors.actors.frontends.server.web.serve import Server, serve
 from kvactors.actors.testing import PuppetModel
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.errors import TemplateError
@@ -118,3 +121,50 @@ def test_a_system_prompt_that_only_begins_as_a_beginning_is_one() -> None:
         assert opened == f"<s>[SYSTEM_PROMPT]{system}[/SYSTEM_PROMPT][INST]q[/INST]"
     with pytest.raises(TemplateError, match="user, not 'tool'"):
         chat.opening("tool", "q", system="<s>[INST]", answer=True)
+
+
+@pytest.mark.parametrize("tokenizer", [results_within, tools_apart])
+@pytest.mark.parametrize("choice", ["required", "strict", "form"])
+def test_calls_that_must_be_made_are_made_where_marks_are_special_tokens(
+    tokenizer: Callable[[], Any], choice: str
+) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "integer", "maximum": 99}}}
+    schema |= {"required": ["x"], "additionalProperties": False}
+    function: dict[str, Any] = {"name": "put", "parameters": schema}
+    function["strict"] = choice == "strict"
+    asked: dict[str, Any] = {"tools": [{"type": "function", "function": function}]}
+    asked |= {"tool_choice": "required"} if choice == "required" else {}
+    asked |= {"response_format": {"type": "json_object"}} if choice == "form" else {}
+    with (
+        AgentSystem(PuppetModel((), tokenizer=tokenizer), store=False) as system,
+        serve(system, port=0, any_model=True) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        create: Any = client.chat.completions.create
+        for seed in range(3):
+            said = create(
+                model="any", messages=ASKED, max_tokens=60, temperature=1, seed=seed, **asked
+            ).choices[0]
+            made = said.message.tool_calls or []
+
+            assert made or choice != "required"
+            assert all(isinstance(json.loads(c.function.arguments)["x"], int) for c in made)
+            if choice == "form" and not made:
+                assert isinstance(json.loads(said.message.content), dict)
+
+
+@pytest.mark.parametrize("tokenizer", [channels, results_within, tools_apart])
+def test_histories_that_begin_in_the_middle_are_answered(tokenizer: Callable[[], Any]) -> None:
+    hello = {"role": "assistant", "content": "Hi."}
+    result = {"role": "tool", "tool_call_id": "x1", "content": "empty"}
+    with stage(tokenizer, "So.", "So.", "So.") as (server, _):
+        for begins in ([hello], [result], [hello, result]):
+            assert CHAT(server, [*begins, *ASKED]).text == "So."
+
+
+def test_a_call_ends_by_its_own_mark_alone() -> None:
+    said = '[TOOL_CALLS]read[ARGS]{"path": "</tool_call>"}'
+    with stage(tools_apart, said) as (server, _):
+        (made,) = CHAT(server, ASKED).calls
+
+    assert made[2] == {"path": "</tool_call>"}

@@ -47,16 +47,19 @@ TEMPLATE = (
 WITHIN = (
     "{% for m in messages %}{% if m.role == 'system' %}<|turn>system\n{{ m.content }}"
     "{% for tool in tools or () %}<|tool>{{ tool.function.name }}<tool|>{% endfor %}<turn|>\n"
-    "{% elif m.role == 'user' %}<|turn>user\n{{ m.content }}<turn|>\n<|turn>model\n"
-    "{% elif m.role == 'assistant' %}{% for call in m.tool_calls or () %}"
+    "{% elif m.role == 'user' %}<|turn>user\n{{ m.content }}<turn|>\n"
+    "{% elif m.role == 'assistant' %}"
+    "{% if loop.first or loop.previtem.role != 'tool' %}<|turn>model\n{% endif %}"
+    "{% for call in m.tool_calls or () %}"
     '<|tool_call>call:{{ call.function.name }}{path:<|"|>{{ call.function.arguments.path }}<|"|>}'
     "<tool_call|>{% endfor %}{{ m.content }}"
     "{% if m.tool_calls %}<|tool_response>{% else %}<turn|>\n{% endif %}"
-    "{% elif m.role == 'tool' and loop.previtem.role in ('assistant', 'tool') "
+    "{% elif m.role == 'tool' and not loop.first "
     "and (loop.previtem.tool_calls or loop.previtem.role == 'tool') %}"
     "{% if loop.previtem.role == 'tool' %}<|tool_response>{% endif %}"
     "response:{{ m.name }}{{ '{' }}{{ m.content }}{{ '}' }}<tool_response|>"
     "{% endif %}{% endfor %}"
+    "{% if add_generation_prompt and messages[-1].role != 'tool' %}<|turn>model\n{% endif %}"
 )
 # Tools stand between the system prompt and the first question, where no system prompt can be.
 APART = (
