@@ -147,9 +147,13 @@ class AnswerText(TemplateText):
         end = self.decode(tokens[-1:]) if ended else ""
         return end if end.strip() or not self._closing else ""
 
+    def writes_like(self, other: "AnswerText") -> bool:
+        """Whether both templates write the same behind an answer that a question follows."""
+        return self._followed == other._followed
+
     def closing_after(self, tokens: Sequence[int], *, answered: bool, role: str = "user") -> str:
-        """Closing text that a finished answer still lacks before a turn of `role`, given its last
-        token.
+        """Closing text that an answer of these `tokens` still lacks before a turn of `role`, if it
+        was `answered` at all.
 
         An answer that ended by itself sampled the end-of-turn token; one that was cut
         lacks all of the closing.

@@ -109,10 +109,6 @@ class ChatFormat(AnswerText):
         next_begun = begun and render(_ASK).startswith(begun)
         return rendered.removeprefix(begun) if next_begun else rendered
 
-    def writes_like(self, other: "ChatFormat") -> bool:
-        """Whether both templates write the same behind an answer that a question follows."""
-        return self._followed == other._followed
-
     @cached_property
     def takes_results(self) -> bool:
         """Whether the template writes what the role "tool" says, behind a call or an answer."""

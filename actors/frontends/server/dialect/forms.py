@@ -35,8 +35,8 @@ class CallMarks:
 
 
 def call_marks(begin: str, end: str, special: Callable[[str], int | None]) -> CallMarks:
-    """Those that a call has which begins and ends so ("" for nothing); `special` says which token a
-    mark is, if it is a special one."""
+    """Those of a call with `begin` before it and `end` behind, or "" for nothing; `special` says
+    which token a mark is, if it is a special one."""
     first, last = special(begin), special(end)
     return CallMarks(
         json.dumps(f"{begin}\n") if first is None else f'<[{first}]> "\\n"',
