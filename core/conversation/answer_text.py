@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from kvactors.core.conversation.token_text import ANSWER, QUESTION, TemplateText
+from kvactors.core.conversation.token_text import ANSWER, NEAR, QUESTION, TemplateText
 from kvactors.core.conversation.tool_format import (
     CHANNEL,
     called,
@@ -81,7 +81,7 @@ class AnswerText(TemplateText):
     def written_end(self, text: str = "") -> tuple[int, ...]:
         """The end token that the template itself writes after an answer of this `text` that others
         follow, or none; none if the text has it."""
-        if self.eos.intersection(self.encode(text)[-1:]):
+        if self.eos.intersection(self.encode(text[-NEAR:])[-1:]):
             return ()
         ordinary = self._kept_end or self.end_in(self._ending)
         return self.end_of_calls if self._in_call(text) else ordinary

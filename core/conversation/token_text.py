@@ -22,7 +22,7 @@ from typing import Any
 
 from kvactors.core.errors import ContextExceeded, TemplateError
 
-__all__ = ["ANSWER", "QUESTION", "TemplateText", "TokenText", "vocabulary"]
+__all__ = ["ANSWER", "NEAR", "QUESTION", "TemplateText", "TokenText", "vocabulary"]
 
 # What is said in probes.
 QUESTION = {"role": "user", "content": "kvactors probe question"}

@@ -176,6 +176,9 @@ def read(text: str, size: int, *, calls: bool = True) -> tuple[str, str, list[An
         (" to do", (" to do".strip(), "", [])),
         (" ", ("", "", [])),
         ("assist", ("assist", "", [])),
+        (f"{THINKS}", ("", "Is it?", [])),
+        (f"{THINKS}<|channel|>", ("", "Is it?", [])),
+        ("<|channel|>analysis<|message|>Is it?<|end|><|start|>", ("", "Is it?", [])),
         (
             '<|channel|>commentary to=functions.read<|message|>{"a": "x<|end|>y"}',
             ("", "", [("read", '{"a": "x<|end|>y"}')]),

@@ -44,8 +44,9 @@ class Divides(Protocol):
         """Whether a call behind this mark or header goes to the end of the answer."""
         ...
 
-    def rest(self, within: Within, text: str) -> str:
-        """What of the `text` that is left at the end, of what is `within`, was said."""
+    def rest(self, within: Within, head: str, text: str) -> str:
+        """What of the `text` that is left at the end, `within` what is behind this `head`, was
+        said."""
         ...
 
 
@@ -97,8 +98,8 @@ class Marks:
         """As `Divides` has it."""
         return (head, "") in self.pairs
 
-    def rest(self, within: Within, text: str) -> str:
-        """As `Divides` has it."""
+    def rest(self, within: Within, head: str, text: str) -> str:
+        """All of the `text` that is left, `within` whatever it is behind its `head`."""
         return text
 
 
@@ -134,11 +135,13 @@ class Channels:
         """As `Divides` has it."""
         return True
 
-    def rest(self, within: Within, text: str) -> str:
-        """As `Divides` has it."""
-        if within == "header":
-            return "" if CHANNEL.startswith(text) or CHANNEL in text or called(text) else text
-        return text.removesuffix(_END).removesuffix(_CALL)
+    def rest(self, within: Within, head: str, text: str) -> str:
+        """What of the `text` that is left, `within` a header or a message behind a `head`, is no
+        header, or half of one, and no end."""
+        if within != "header":
+            return text.removesuffix(_END).removesuffix(_CALL)
+        half = head or CHANNEL.startswith(text) or CHANNEL in text or called(text)
+        return "" if half else text
 
 
 def calling(name: str, arguments: str) -> str:

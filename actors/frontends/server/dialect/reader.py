@@ -82,7 +82,7 @@ class Reader:
 
     def end(self, *, cut: bool = False) -> Iterator[Event]:
         """Those of its end. Of an answer that was `cut` half a call is no word: it is not told."""
-        rest, self._held = self._marks.rest(self._within, self._held), ""
+        rest, self._held = self._marks.rest(self._within, self._header, self._held), ""
         if self._within == "header":
             self._within = "text"
         begun = self._within == "text" and self.calls and rest and self._may_begin(rest)
