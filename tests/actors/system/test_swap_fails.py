@@ -212,19 +212,19 @@ def test_an_agent_that_the_new_template_cannot_render_waits_for_the_next_model(
         model, tokenizer = Grid("unigram")()
         tokenizer = copy(tokenizer)
         tokenizer.chat_template = (
-            "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}"
+            "{% for m in messages %}{% if m.role == 'critic' %}{{ raise_exception('no critics') }}"
             "{% endif %}{% endfor %}" + tokenizer.chat_template
         )
         return model, tokenizer
 
     system = open_grid(FIRST)
     alice, bob = system.spawn("alice"), system.spawn("bob")
-    alice.observe("3 degrees", role="tool").get(timeout=WAIT)
+    alice.observe("3 degrees", role="critic").get(timeout=WAIT)
     ask(bob)
 
     system.swap_model(strict)
 
-    with pytest.raises(TemplateError, match="no tools"):
+    with pytest.raises(TemplateError, match="no critics"):
         ask(alice)
     assert ask(bob).cache == "cold"
     system.swap_model(FIRST)
