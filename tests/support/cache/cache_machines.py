@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from visibility import PlainSequences, PlainTree, Token
@@ -140,9 +139,9 @@ class Sequences(RuleBasedStateMachine):
         with pytest.raises(InvalidStep, match=f"position {token.position} twice"):
             self.cache.plan([token.position])
 
+    @precondition(lambda self: len(self.plain.tokens) > CAPACITY // 2)
     @rule()
     def clear(self) -> None:
-        assume(len(self.plain.tokens) > CAPACITY // 2)
         self.cache.clear()
         self.plain = PlainSequences()
 
