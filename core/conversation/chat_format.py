@@ -41,7 +41,12 @@ class ChatFormat(AnswerText):
             # llguidance keeps what it encodes with, where no garbage collector looks.
             me = weakref.proxy(self)
             made = GrammarTokens(
-                self.tokenizer, lambda text: me.encode_rest(text), self.decode, ends, size
+                self.tokenizer,
+                lambda text: me.encode_rest(text),
+                self.decode,
+                ends,
+                size,
+                ends_message=self.written_end() if self.header else (),
             )
             self._grammar_tokens = made
         return made

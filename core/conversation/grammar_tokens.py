@@ -29,8 +29,8 @@ INCOMPLETE = "\ufffd"
 
 class GrammarTokens:
     """What each token id says. `encode` and `decode` are those of the `tokenizer`, in the middle of
-    a line; `ends` are its end tokens, the one to end with first; ids are below `size`. Raises
-    InvalidGrammar."""
+    a line; `ends` are its end tokens, the one to end with first; ids are below `size`. One of
+    `ends_message` leads out of a message that others follow. Raises InvalidGrammar."""
 
     def __init__(
         self,
@@ -39,10 +39,13 @@ class GrammarTokens:
         decode: Callable[[Sequence[int]], str],
         ends: Sequence[int],
         size: int,
+        *,
+        ends_message: Sequence[int] = (),
     ) -> None:
         if not ends:
             raise InvalidGrammar("a grammar needs a tokenizer with an end token; this has none")
-        self.end, self._ends = ends[0], frozenset(ends)
+        self.end = ends[0]
+        self._ends_message = tuple(ends_message)
         self.size = size
         self._ll = _from_backend(tokenizer, ends, size) or _from_decoded(
             tokenizer, encode, decode, ends, size
@@ -119,10 +122,8 @@ class GrammarTokens:
         letters = tuple(i for i in by_length if words[i].isalpha())[:LONG_WORDS]
         signs = {chr(words[i][0]): i for i in reversed(by_length) if len(words[i]) == 1}
         first = [(signs[sign],) for sign in closing if sign in signs]
-        # Where a grammar names a special token, that ends a message.
-        special = tuple(i for i, word in enumerate(words) if not word and i not in self._ends)
         rest = [(signs[sign],) for sign in SIGNS if sign in signs and sign not in closing]
-        return (special, closers, *first, letters, *rest)
+        return (self._ends_message, closers, *first, letters, *rest)
 
 
 def _behind(lead: str, source: str) -> str:
