@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from call_forms import channels, results_within, tokenizer_with
+from call_forms import channels, results_within, talk, tokenizer_with
 from small_tokenizers import chat_format
 
 from kvactors.core.conversation.chat_format import ChatFormat
@@ -12,15 +12,6 @@ from kvactors.core.conversation.tool_format import Made, called_at
 from kvactors.core.conversation.transcript import Transcript
 
 CALLS = "<|channel|>commentary to=functions.read <|constrain|>json<|message|>{}"
-
-
-def talk(chat: ChatFormat, *turns: tuple[str, str, str], finish: str = "stop") -> Transcript:
-    """A transcript of prompts, each of a role, and what the model said to them."""
-    transcript = Transcript(chat, "t", "Be kind.")
-    for role, text, said in turns:
-        prompt = transcript.render(role, text, answer=True)
-        transcript.extend([prompt, transcript.answer(chat.encode(said), finish)])
-    return transcript
 
 
 def test_results_stand_within_the_answer_where_a_call_ends_it_by_what_they_begin_with() -> None:

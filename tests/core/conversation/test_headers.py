@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from call_forms import channels
+from call_forms import channels, talk
 
 from kvactors.actors import AgentSystem, Sampling, Summarize
 from kvactors.actors.testing import PuppetModel, use_puppet
@@ -21,15 +21,6 @@ CALLS = "<|channel|>commentary to=functions.read <|constrain|>json<|message|>{}"
 @pytest.fixture(scope="module")
 def chat() -> ChatFormat:
     return ChatFormat(channels())
-
-
-def talk(chat: ChatFormat, *turns: tuple[str, str, str], finish: str = "stop") -> Transcript:
-    """A transcript of prompts, each of a role, and what the model said to them."""
-    transcript = Transcript(chat, "t", "Be kind.")
-    for role, text, said in turns:
-        prompt = transcript.render(role, text, answer=True)
-        transcript.extend([prompt, transcript.answer(chat.encode(said), finish)])
-    return transcript
 
 
 def behind(chat: ChatFormat, transcript: Transcript, role: str = "user") -> str:

@@ -10,7 +10,10 @@ from small_tokenizers import build
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-__all__ = ["channels", "results_within", "tokenizer_with", "tools_apart"]
+from kvactors.core.conversation.chat_format import ChatFormat
+from kvactors.core.conversation.transcript import Transcript
+
+__all__ = ["channels", "results_within", "talk", "tokenizer_with", "tools_apart"]
 
 MARKS = ("channel", "message", "constrain", "call", "return")
 TEMPLATE = (
@@ -97,6 +100,15 @@ def tools_apart() -> TokenizerWrapper:
     marks = [f"[{name}]" for name in (*names, "TOOL_CALLS", "CALL_ID", "ARGS", "TOOL_CONTENT")]
     marks += [f"[/{name}]" for name in names] + ["<s>", "</s>"]
     return tokenizer_with(APART, marks, ["</s>"], mistral, bos_token="<s>")
+
+
+def talk(chat: ChatFormat, *turns: tuple[str, str, str], finish: str = "stop") -> Transcript:
+    """A transcript of prompts, each of a role, and what the model said to them."""
+    transcript = Transcript(chat, "t", "Be kind.")
+    for role, text, said in turns:
+        prompt = transcript.render(role, text, answer=True)
+        transcript.extend([prompt, transcript.answer(chat.encode(said), finish)])
+    return transcript
 
 
 def tokenizer_with(
