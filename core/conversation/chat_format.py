@@ -72,11 +72,12 @@ class ChatFormat(AnswerText):
 
     def is_beginning(self, system: str) -> bool:
         """Whether a system prompt is what the template writes before a first question: it begins
-        with the same special token, and ends as each question is begun."""
+        with the same special token, and begins a question, which may have words already."""
         first = self.special_in(self._asked)
         if not first or not system.startswith(first):
             return False
-        return system.endswith(self.following("user", _ASK, answer=True).partition(_ASK)[0])
+        asks = self.following("user", _ASK, answer=True).partition(_ASK)[0]
+        return bool(asks) and asks in system
 
     def following(
         self,

@@ -32,12 +32,13 @@ _NO_ID = "000000000"
 CHANNEL = "<|channel|>"
 # A message begins where the answer does, or behind another one.
 _HEADER = re.compile(r"(?:^|<\|end\|>|<\|call\|>)([^\n]*?)<\|message\|>")
-# Calls as Gemma 4, Mistral's models and Kimi make them, or as JSON in such marks.
+# Calls as Gemma 4, Mistral's models and Kimi make them, or as JSON in any marks.
 _CALLS = (
     re.compile(r'<\|?tool_call>(?:call:|\s*\{"name": ")(?P<name>[\w.-]+)(?P<id>)'),
-    re.compile(r'"name": "(?P<name>[\w.-]+)", "arguments": .*?, "id": "(?P<id>[\w-]+)"', re.DOTALL),
     re.compile(r"(?P<name>[\w.-]+)(?:\[CALL_ID\](?P<id>[\w-]+))?\s*\[ARGS\]"),
     re.compile(r"<\|tool_call_begin\|>\s*(?P<id>functions\.(?P<name>[\w.-]+):\d+)"),
+    re.compile(r'"name": "(?P<name>[\w.-]+)", "arguments": .*?, "id": "(?P<id>[\w-]+)"', re.DOTALL),
+    re.compile(r'"name": "(?P<name>[\w.-]+)", "arguments": (?P<id>)'),
 )
 _TO = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
@@ -161,7 +162,7 @@ def last_answer(turns: Sequence[Turn]) -> tuple[str, int]:
 def called_at(said: str, place: int) -> Made:
     """The call at this `place` of what was `said`, the last one beyond."""
     named = [Made(tool) for tool in map(called, headers(said)) if tool]
-    found = (made for form in _CALLS for made in form.finditer(said))
+    found = next(filter(None, ([*form.finditer(said)] for form in _CALLS)), [])
     calls = named or [Made(made["name"], made["id"] or _NO_ID) for made in found]
     return calls[: place + 1][-1] if calls else Made("tool")
 

@@ -47,6 +47,7 @@ def test_results_stand_within_the_answer_where_a_call_ends_it_by_what_they_begin
             ["abc", "def"],
         ),
         ('[TOOL_CALLS][{"name": "read", "arguments": {"x": {}}, "id": "abc"}]', ["abc"]),
+        ('[TOOL_CALLS]\n{"name": "read", "arguments": {"x": 1}}\n', ["000000000"]),
         (
             "<|tool_calls_section_begin|><|tool_call_begin|>functions.read:0"
             "<|tool_call_argument_begin|>{}<|tool_call_end|>",

@@ -116,7 +116,7 @@ def test_calls_of_others_are_written_as_the_template_writes_them() -> None:
 def test_a_system_prompt_that_only_begins_as_a_beginning_is_one() -> None:
     chat = ChatFormat(tools_apart())
 
-    for system in ("<s>", "<s>[INST] so", "[INST]", "so"):
+    for system in ("<s>", "<s> so", "[INST]", "so"):
         opened = chat.opening("user", "q", system=system, answer=True)
         assert opened == f"<s>[SYSTEM_PROMPT]{system}[/SYSTEM_PROMPT][INST]q[/INST]"
     with pytest.raises(TemplateError, match="user, not 'tool'"):
@@ -168,3 +168,19 @@ def test_a_call_ends_by_its_own_mark_alone() -> None:
         (made,) = CHAT(server, ASKED).calls
 
     assert made[2] == {"path": "</tool_call>"}
+
+
+def test_a_beginning_may_have_words_of_the_question_already() -> None:
+    """As where a system prompt stands in the first question, behind the tools."""
+    chat = ChatFormat(tools_apart())
+
+    begun = "<s>[AVAILABLE_TOOLS][][/AVAILABLE_TOOLS][INST]Be kind.\n\n"
+    assert chat.opening("user", "q", system=begun, answer=True) == f"{begun}q[/INST]"
+
+
+def test_a_call_is_read_as_told_where_the_template_cannot_write_a_tool() -> None:
+    said = call("read", path="a")
+    with stage(results_within, said) as (server, _):
+        (made,) = CHAT(server, ASKED).calls
+
+    assert made[1:] == ("read", {"path": "a"})

@@ -124,9 +124,11 @@ class Dialect:
         if not self._native:
             return (told,)
         own = str(tokenizer.tool_call_start), str(tokenizer.tool_call_end or "")
-        if self._writes_tools or own == told:
+        if own == told:
             return (own,)
-        return (own, told) if self._begins_with_tools else (told, own)
+        # Of tools that the template cannot write, were it one schema, the model is told otherwise.
+        natively = self._writes_tools or self._begins_with_tools
+        return (own, told) if natively else (told, own)
 
     @cached_property
     def _writes_tools(self) -> bool:
