@@ -58,8 +58,7 @@ def test_forks_that_give_way_say_and_keep_what_they_do_with_copies(
     assert company.came_back, "nobody who read a beginning gave way"
     assert max(company.read) > 0
     assert said == expected
-    # How many stay depends on what else the process holds.
-    assert len(held) > 1
+    assert len(held) > 3
     assert held == {name: kept[name] for name in held}
 
 
