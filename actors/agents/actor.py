@@ -16,6 +16,7 @@ from kvactors.actors.agents.request_builder import (
     log_prompt,
     make_answer,
     retokenized_tokens,
+    told,
 )
 from kvactors.actors.agents.rewinding import rewind
 from kvactors.actors.agents.services import AgentServices
@@ -101,7 +102,7 @@ class AgentActor(SystemActor):
         if not ask.turn.taken:
             withdraw(ask, self.transcript, self.services)
             return
-        self._run(ask, lambda: self._planner().first(ask))
+        self._run(ask, lambda: self._planner(ask).first(ask))
         if cancelled:
             self._cancel(CancelTurn(ask.ticket))
 
@@ -125,18 +126,19 @@ class AgentActor(SystemActor):
         ask.ticket.chat = self.transcript.chat
         self.services.tell_gpu(Step(request, self.actor_ref))
 
-    def _planner(self) -> Planner:
-        """Plans turns under the model that is loaded. Raises TemplateError."""
+    def _planner(self, ask: Ask) -> Planner:
+        """Plans the turn of `ask` under the model that is loaded. Raises TemplateError."""
         model, isolated = self.services.model, self.services.isolated
         self.transcript = self.transcript.under(model.chat, model.tokenizer_id)
+        transcript = told(self.transcript, ask.turn)
         return Planner(
-            self.agent_id, self.transcript, model.spec, self.context_policy, isolated=isolated
+            self.agent_id, transcript, model.spec, self.context_policy, isolated=isolated
         )
 
     def _after_summary(self, running: Running, ended: Finished | Exception) -> None:
         """The summary that a turn waited for has ended: now the turn itself."""
         if running.cancelled is None:
-            self._run(running.ask, lambda: self._planner().after_summary(running, ended))
+            self._run(running.ask, lambda: self._planner(running.ask).after_summary(running, ended))
             return
         late = f"the turn of {self.agent_id!r} was cancelled while its past was summarized"
         self._fail(running.cancelled.error or TurnFailed(late))

@@ -89,6 +89,7 @@ class Agent:
         timeout: float | None = None,
         priority: int = 0,
         request_id: str | None = None,
+        template_kwargs: dict[str, Any] | None = None,
     ) -> ReplyFuture[Reply]:
         """Take a turn; a pykka Future of its Reply.
 
@@ -111,6 +112,9 @@ class Agent:
         below 0 leaves a place free for the others.
         A turn with a `request_id` (1 to 200 characters) is taken once: where the agent's ledger has
         a turn of this id, its answer is given again (`reply.recorded`).
+        `template_kwargs` are passed to the chat template for this turn, over those of the system,
+        such as {"enable_thinking": False}. What that writes before the first question stays as it
+        is from then on.
         Prompts to one agent are answered in order. Raises InvalidInput, MailboxFull, SaveQueueFull,
         SystemStopped or EngineDied at once; the future raises InvalidInput, ContextExceeded,
         MemoryExceeded, AdmissionFull or TurnFailed.
@@ -125,6 +129,7 @@ class Agent:
             timeout=timeout,
             priority=priority,
             request_id=request_id,
+            template_kwargs=template_kwargs,
         )
         return self._send(turn).reply
 
@@ -157,8 +162,8 @@ class Agent:
         self, prompt: str | Sequence[int] | None = None, **options: Unpack[AskOptions]
     ) -> ReplyStream:
         """Take a turn as `ask` does, with the same options (messages, match, threshold, sampling,
-        timeout, priority, request_id), and iterate over its text as it is decoded; `.reply` at the
-        end.
+        timeout, priority, request_id, template_kwargs), and iterate over its text as it is decoded;
+        `.reply` at the end.
 
         Leaving the loop early, or `close()`, cancels the turn.
         """

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import replace
 
 from kvactors.actors.turns.messages_agent import Ask
@@ -49,7 +50,19 @@ __all__ = [
     "make_draft",
     "make_request",
     "retokenized_tokens",
+    "told",
 ]
+
+
+def told(transcript: Transcript, asked: TurnOptions) -> Transcript:
+    """The `transcript`, only to be read, under its chat template as the turn that is `asked` has
+    it. Raises TemplateError."""
+    chat = transcript.chat.told(asked.template_kwargs)
+    if chat is transcript.chat:
+        return transcript
+    seen = copy(transcript)
+    seen.chat = chat
+    return seen
 
 
 def check_length(transcript: Transcript, asked: TurnOptions, context: int) -> None:
@@ -152,6 +165,7 @@ def make_answer(
     answer was wanted in `ask`."""
     if not ask.turn.answer:
         return ()
+    transcript = told(transcript, ask.turn)
     prompt = (*transcript.turns[: draft.keep], *draft.turns)[-1]
     generated = finished.request.generated
     sampling = ask.turn.sampling

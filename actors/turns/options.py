@@ -2,10 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from kvactors.actors.turns.checks import check_observed, check_request_id, check_turn
-from kvactors.actors.turns.prompt import Messages, NewText, PromptInput, check_prompt
+from kvactors.actors.turns.prompt import (
+    Messages,
+    NewText,
+    NewTokenIds,
+    PromptInput,
+    WholeText,
+    check_prompt,
+    check_told,
+)
 from kvactors.core.conversation.prefix_match import THRESHOLD
 from kvactors.core.model.info import ModelInfo
 from kvactors.core.schedule.sampling import Sampling
@@ -23,6 +31,7 @@ class AskOptions(TypedDict, total=False):
     timeout: float | None
     priority: int
     request_id: str | None
+    template_kwargs: dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,8 @@ class TurnOptions:
     """Whether the agent remembers it, on disk too; False: it leaves no trace."""
     request_id: str | None = None
     """Names it: what the agent has taken under this id is not taken again."""
+    template_kwargs: dict[str, Any] | None = None
+    """What the chat template is told for it, beside what it always is."""
     tenant: str = ""
     """Whose it is: the KV of a system prompt is taken from turns of the same one alone."""
     taken: bool = True
@@ -68,14 +79,18 @@ def check_options(
     timeout: float | None = None,
     priority: int = 0,
     request_id: str | None = None,
+    template_kwargs: dict[str, Any] | None = None,
 ) -> TurnOptions:
     """The record of what `Agent.ask` was given, for this `model`: `prompt`, `messages`, `match`,
-    `threshold`, `sampling`, `timeout`, `priority`, `request_id`. Raises EmptyPrompt,
-    TokenOutOfRange, InvalidInput."""
+    `threshold`, `sampling`, `timeout`, `priority`, `request_id`, `template_kwargs`. Raises
+    EmptyPrompt, TokenOutOfRange, InvalidInput."""
     given = check_prompt(model, prompt, messages=messages, match=match, threshold=threshold)
     seconds, placed = check_turn(sampling, timeout, priority)
     named = check_request_id(request_id)
-    return TurnOptions(given, sampling or Sampling(), seconds, placed, request_id=named)
+    told = check_told(template_kwargs, raw=isinstance(given, NewTokenIds | WholeText))
+    return TurnOptions(
+        given, sampling or Sampling(), seconds, placed, request_id=named, template_kwargs=told
+    )
 
 
 def observing(

@@ -4,12 +4,15 @@ Checked on the caller's thread, before anything is sent.
 """
 
 from collections.abc import Mapping, Sequence, Set
+from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 from kvactors.actors.turns.checks import check_flag
 from kvactors.core.conversation.prefix_match import Message
 from kvactors.core.errors import EmptyPrompt, InvalidInput, TokenOutOfRange
 from kvactors.core.model.info import ModelInfo
+from kvactors.core.model.options import check_template_kwargs
 from kvactors.core.numbers import number, whole
 from kvactors.core.text import check_text
 
@@ -27,6 +30,7 @@ __all__ = [
     "check_text_or_ids",
     "check_threshold",
     "check_token_ids",
+    "check_told",
 ]
 
 Messages = Sequence[Mapping[str, object]]
@@ -116,6 +120,19 @@ def check_threshold(threshold: object) -> float:
     if not 0 <= share <= 1:
         raise InvalidInput(f"threshold must be between 0 and 1, not {threshold!r}")
     return share
+
+
+def check_told(template_kwargs: object, *, raw: bool) -> dict[str, Any] | None:
+    """The `template_kwargs` of a turn, whose prompt may be `raw`; None for none. Raises
+    InvalidInput."""
+    check_template_kwargs(template_kwargs, InvalidInput)
+    if template_kwargs and raw:
+        raise InvalidInput(
+            "template_kwargs are for what the chat template writes: token ids, and a text with "
+            "match=True, are appended as they are"
+        )
+    # Its own: what the caller changes later is not meant.
+    return deepcopy(template_kwargs) if isinstance(template_kwargs, dict) else None
 
 
 def check_text_or_ids(prompt: object, vocabulary: int, *, match: bool) -> str | tuple[int, ...]:

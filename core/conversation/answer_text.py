@@ -1,10 +1,10 @@
 """What stands before an answer and behind it, as a chat template writes it. Any thread."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from kvactors.core.conversation.token_text import ANSWER, NEAR, QUESTION, TemplateText
+from kvactors.core.conversation.token_text import ANSWER, NEAR, QUESTION, TemplateText, TokenText
 from kvactors.core.conversation.tool_format import (
     CHANNEL,
     called,
@@ -29,12 +29,18 @@ class AnswerText(TemplateText):
     `header`: what the template writes before an answer beside the prompt that asks for it, where
     answers are messages with a header each, as gpt-oss has them; "" elsewhere. `names_results`: the
     result of a call says which one it is of, behind that call alone. `end_of_calls`: the token that
-    a call ends an answer with, where that is another one than ends words. Raises TemplateError at
-    construction when the template cannot render an alternating conversation at all.
+    a call ends an answer with, where that is another one than ends words. `template_kwargs` and
+    `first`: see TemplateText. Raises TemplateError at construction when the template cannot render
+    an alternating conversation at all.
     """
 
-    def __init__(self, tokenizer: Any, template_kwargs: dict[str, Any] | None = None) -> None:
-        super().__init__(tokenizer, template_kwargs)
+    def __init__(
+        self,
+        tokenizer: Any,
+        template_kwargs: Mapping[str, Any] | None = None,
+        first: TokenText | None = None,
+    ) -> None:
+        super().__init__(tokenizer, template_kwargs, first)
         self._probe = [QUESTION, ANSWER]
         _, answered, self._ending = self.render(self._probe, answer=False).rpartition(_ANSWER)
         if not answered:

@@ -6,8 +6,9 @@ is found once, on a probe conversation: the text after an assistant's answer (`c
 for each new turn, what the template adds after that.
 """
 
+import json
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -23,18 +24,53 @@ __all__ = ["ChatFormat"]
 USUAL_ROLES = ("system", "user", "assistant")
 
 _ASK, _ANSWER = QUESTION["content"], ANSWER["content"]
+# Ways to be told that are kept, and characters of one.
+_MOST_TOLD, _LONGEST_TOLD = 64, 4096
 
 
 class ChatFormat(AnswerText):
-    """A tokenizer and its chat template, as far as an agent needs them. Any thread."""
+    """A tokenizer and its chat template, as far as an agent needs them, told `template_kwargs`;
+    `first` is the one that was told less. Any thread."""
 
-    def __init__(self, tokenizer: Any, template_kwargs: dict[str, Any] | None = None) -> None:
-        super().__init__(tokenizer, template_kwargs)
+    def __init__(
+        self,
+        tokenizer: Any,
+        template_kwargs: Mapping[str, Any] | None = None,
+        first: "ChatFormat | None" = None,
+    ) -> None:
+        super().__init__(tokenizer, template_kwargs, first)
+        self._first = first
         self._grammar_tokens: GrammarTokens | None = None
+        self._told = dict[str, ChatFormat]()
+
+    def told(self, template_kwargs: Mapping[str, Any] | None) -> "ChatFormat":
+        """As it writes where its template is told `template_kwargs` too, those of them that it
+        reads; itself if it reads none. Raises TemplateError."""
+        read = {name: value for name, value in (template_kwargs or {}).items() if self.reads(name)}
+        if not read:
+            return self
+        key = json.dumps(read, sort_keys=True)
+        made = self._told.get(key)
+        if made is None:
+            made = ChatFormat(self.tokenizer, {**self._kwargs, **read}, self)
+            if len(self._told) >= _MOST_TOLD:
+                self._told.clear()
+            if len(key) <= _LONGEST_TOLD:
+                self._told[key] = made
+        return made
+
+    @cached_property
+    def head(self) -> str:
+        """What stands before a first question, with a system prompt and without."""
+        system = {"role": "system", "content": _ANSWER}
+        heads = [[QUESTION], *([[system, QUESTION]] if self.tells_system else [])]
+        return "".join(self.render(head, answer=True).partition(_ASK)[0] for head in heads)
 
     def grammar_tokens(self, size: int) -> GrammarTokens:
         """Its tokens as grammars know them, ids below `size`; made once for a model. Raises
         InvalidGrammar."""
+        if self._first is not None:
+            return self._first.grammar_tokens(size)
         made = self._grammar_tokens
         if made is None or made.size != size:
             ends = (*self.end_of_turn, *sorted(self.eos - {*self.end_of_turn}))

@@ -104,7 +104,10 @@ def match_messages(
     comparable = system == transcript.system_prompt or not turns
     same = _equal_turns(turns, said) if comparable else 0
     if same == len(turns) == len(said) and turns[-1].is_answer:
-        return Draft(_unanswered(turns), (), "exact", system)
+        if _leads_on(transcript, said, same - 1):
+            return Draft(_unanswered(turns), (), "exact", system)
+        # It was asked for an answer in another way.
+        said, same = said[:-1], same - 1
     if said[-1][0] == "assistant":
         raise InvalidInput(
             f"the last of {len(messages)} messages is the assistant's, and the agent remembers "
@@ -180,7 +183,8 @@ def _leads_on(transcript: Transcript, said: Sequence[Message], same: int) -> boo
     if last.raw or last.role == "assistant":
         return True
     answer = _wants_answer(said, same - 1)
-    if answer and same < len(turns) and turns[same].is_answer:
+    asks = last.rendered.endswith(transcript.chat.asks)
+    if answer and asks and same < len(turns) and turns[same].is_answer:
         return True
     before = turns[: same - 1]
     return transcript.rendering(last.role, last.text, answer=answer, after=before) == last.rendered

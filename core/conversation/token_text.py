@@ -14,6 +14,7 @@ A tokenizer without a template has this plain one, which separates roles by blan
     (its answer)
 """
 
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -32,12 +33,15 @@ NEAR = 256
 
 
 class TokenText:
-    """A tokenizer without its chat template; `eos`: the tokens that end a text. Any thread."""
+    """A tokenizer without its chat template; `eos`: the tokens that end a text. `first` has the
+    same one. Any thread."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    _lock: threading.Lock
+
+    def __init__(self, tokenizer: Any, first: "TokenText | None" = None) -> None:
         self.tokenizer = tokenizer
         self.eos = frozenset(_eos_ids(tokenizer))
-        self._lock = threading.Lock()
+        self._lock = first._lock if first else threading.Lock()
         self._decoding: AbstractContextManager[object] = self._lock
         if getattr(tokenizer, "backend_tokenizer", None) is not None:
             # What its file says of truncation and padding is put aside now, and not changed again.
@@ -161,17 +165,45 @@ class TokenText:
 class TemplateText(TokenText):
     """A tokenizer and its chat template, which is given `template_kwargs` too. Any thread.
 
-    `has_template`: whether the tokenizer has a template of its own.
+    `has_template`: whether the tokenizer has a template of its own. `first`: see TokenText.
     """
 
-    def __init__(self, tokenizer: Any, template_kwargs: dict[str, Any] | None = None) -> None:
-        super().__init__(tokenizer)
+    def __init__(
+        self,
+        tokenizer: Any,
+        template_kwargs: Mapping[str, Any] | None = None,
+        first: TokenText | None = None,
+    ) -> None:
+        super().__init__(tokenizer, first)
         self._kwargs = dict(template_kwargs or {})
         self.has_template = _has_template(tokenizer)
 
     def encode_opening(self, rendered: str) -> list[int]:
         """Token ids of a conversation's beginning: a template says itself what stands first."""
         return self.encode(rendered) if self.has_template else self.encode_whole(rendered)
+
+    def reads(self, name: str) -> bool:
+        """Whether the template may read a variable of this name: its text has it, or is not known,
+        as that of templates that are programs."""
+        return self.has_template and (self._source is None or self.shows(name))
+
+    def shows(self, name: str) -> bool:
+        """Whether the text of the template has this word, or mlx-lm tells its program of it."""
+        if self._source is None:
+            return self.has_template and name == "enable_thinking"
+        return re.search(rf"\b{re.escape(name)}\b", self._source) is not None
+
+    def names(self, value: str) -> bool:
+        """Whether the text of the template has this `value` between quotes."""
+        return re.search(rf"""(['"]){re.escape(value)}\1""", self._source or "") is not None
+
+    @cached_property
+    def _source(self) -> str | None:
+        """The template's text; None where it is a program, or one of several."""
+        source = getattr(self.tokenizer, "chat_template", None)
+        # So mlx-lm has what it renders by a program.
+        program = getattr(self.tokenizer, "_chat_template", None)
+        return source if isinstance(source, str) and program is None else None
 
     @cached_property
     def tells_system(self) -> bool:

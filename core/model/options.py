@@ -8,15 +8,32 @@ from typing import Any
 from kvactors.core.attention.policy import check_attention
 from kvactors.core.cache.kv_bits import KVBits, check_bits
 from kvactors.core.cache.spec import choose_group_size
-from kvactors.core.errors import InvalidConfig
+from kvactors.core.errors import InvalidConfig, InvalidInput
 from kvactors.core.numbers import whole
 from kvactors.core.text import check_text, check_texts
 
-__all__ = ["DEFAULT_MODEL", "DRAFT_MODEL", "ModelOptions"]
+__all__ = ["DEFAULT_MODEL", "DRAFT_MODEL", "ModelOptions", "check_template_kwargs"]
 
 DEFAULT_MODEL = Path(__file__).parent / "default_model"
 # What drafts for it.
 DRAFT_MODEL = Path(__file__).parent / "draft_model"
+# What `apply_chat_template` takes besides; a template among them would be somebody's program.
+_NO_VARIABLES = (
+    "add_generation_prompt",
+    "chat_template",
+    "continue_final_message",
+    "conversation",
+    "max_length",
+    "messages",
+    "padding",
+    "return_assistant_tokens_mask",
+    "return_dict",
+    "return_tensors",
+    "sanitize_control_tokens",
+    "tokenize",
+    "tokenizer_kwargs",
+    "truncation",
+)
 _DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
@@ -46,7 +63,7 @@ class ModelOptions:
             size = whole(self.group_size)
             object.__setattr__(self, "group_size", self.group_size if size is None else size)
             choose_group_size(self.group_size, None, self.group_size)
-        _check_template_kwargs(self.template_kwargs)
+        check_template_kwargs(self.template_kwargs)
         if self.name is not None and not (isinstance(self.name, str) and self.name):
             raise InvalidConfig(f"model_name must be a non-empty string, not {self.name!r}")
         check_text("model_name", self.name or "", InvalidConfig)
@@ -59,16 +76,20 @@ class ModelOptions:
         object.__setattr__(self, name, found)
 
 
-def _check_template_kwargs(given: object) -> None:
-    """Raise InvalidConfig for what is no dict by name, or would identify a model's KV in this
-    process alone."""
+def check_template_kwargs(given: object, error: type[InvalidInput] = InvalidConfig) -> None:
+    """Raise `error` for what is `given` and no dict by name, or would identify a model's KV in this
+    process alone, or is no variable of a template."""
     if given is not None and not isinstance(given, dict):
-        raise InvalidConfig(f"template_kwargs must be a dict, not {given!r}")
+        raise error(f"template_kwargs must be a dict, not {given!r:.80}")
     for name in given or ():
         if not isinstance(name, str):
-            raise InvalidConfig(f"template_kwargs are named by strings, not {name!r:.80}")
-    check_texts("template_kwargs", given, InvalidConfig)
+            raise error(f"template_kwargs are named by strings, not {name!r:.80}")
+        if name in _NO_VARIABLES:
+            raise error(f"template_kwargs are what the chat template reads, and {name} is not")
     try:
+        check_texts("template_kwargs", given, error)
         json.dumps(given, sort_keys=True)
-    except (TypeError, ValueError) as error:
-        raise InvalidConfig(f"template_kwargs must have a JSON form: {error}") from error
+    except error:
+        raise
+    except (TypeError, ValueError, RecursionError) as failure:
+        raise error(f"template_kwargs must have a JSON form: {failure}") from failure

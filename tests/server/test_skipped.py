@@ -93,7 +93,7 @@ def items(*between: dict[str, Any]) -> list[dict[str, Any]]:
                 "text": {"verbosity": "low"},
                 "include": ["reasoning.encrypted_content"],
             },
-            "reasoning, text.verbosity, include: reasoning.encrypted_content",
+            "text.verbosity, include: reasoning.encrypted_content, reasoning.effort",
         ),
         (
             "messages",

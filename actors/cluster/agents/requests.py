@@ -17,7 +17,12 @@ from kvactors.actors.turns.checks import (
     check_turn,
 )
 from kvactors.actors.turns.options import AskOptions
-from kvactors.actors.turns.prompt import check_messages, check_text_or_ids, check_threshold
+from kvactors.actors.turns.prompt import (
+    check_messages,
+    check_text_or_ids,
+    check_threshold,
+    check_told,
+)
 from kvactors.core.conversation.prefix_match import THRESHOLD
 from kvactors.core.errors import InvalidInput
 from kvactors.core.text import check_text
@@ -47,6 +52,9 @@ def checked_ask(
         options["messages"] = [{"role": role, "content": text} for role, text in found]
     else:
         prompt = check_text_or_ids(prompt, MOST_TOKENS, match=options.get("match", False))
+    if "template_kwargs" in options:
+        raw = messages is None and (options.get("match", False) or not isinstance(prompt, str))
+        options["template_kwargs"] = check_told(options["template_kwargs"], raw=raw)
     options["request_id"] = _named(options.get("request_id"))
     return ask_request(prompt, **options)
 

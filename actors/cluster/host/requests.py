@@ -33,7 +33,8 @@ KINDS = {
     "ask": {"prompt", *AskOptions.__annotations__} - {"request_id"},
     "observe": {"text", "role"},
     "rewind": {"turns", "to_token"},
-    "turn": {"given", "sampling", "timeout", "priority", "answer", "remembered", "tenant"},
+    "turn": {f.name for f in fields(TurnOptions)} - {"prompt", "role", "request_id", "taken"}
+    | {"given"},
     "withdraw": set(),
 }
 OPTIONS = {"system_prompt", "context_policy", "prompt_lane", "behaviour", "supervision"}

@@ -16,6 +16,7 @@ from kvactors.actors.turns.prompt import (
     NewTokenIds,
     PromptInput,
     check_token_ids,
+    check_told,
 )
 from kvactors.core.errors import InvalidInput
 from kvactors.core.model.info import ModelInfo
@@ -37,8 +38,9 @@ def plain_turn(turn: TurnOptions) -> dict[str, Any]:
         "timeout": turn.timeout,
         "priority": turn.priority,
         **flags,
-        # Nodes of before know no other than "".
+        # Nodes of before know no others than these.
         **({"tenant": turn.tenant} if turn.tenant else {}),
+        **({"template_kwargs": turn.template_kwargs} if turn.template_kwargs else {}),
     }
 
 
@@ -51,6 +53,7 @@ def read_turn(model: ModelInfo, record: Record) -> TurnOptions:
     sampling = record.get("sampling") or Sampling()
     seconds, placed = check_turn(sampling, record.get("timeout"), record.get("priority", 0))
     given, tenant = _read(model, record.get("given")), record.get("tenant", "")
+    told = check_told(record.get("template_kwargs"), raw=isinstance(given, NewTokenIds))
     if not isinstance(tenant, str):
         raise WrongRecord(reason=f"a tenant is text, not {tenant!r}")
     return TurnOptions(
@@ -59,6 +62,7 @@ def read_turn(model: ModelInfo, record: Record) -> TurnOptions:
         seconds,
         placed,
         request_id=record.get("request_id"),
+        template_kwargs=told,
         tenant=tenant,
         **flags,
     )

@@ -13,11 +13,12 @@ from transformers import PreTrainedTokenizerFast
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.transcript import Transcript
 
-__all__ = ["channels", "results_within", "talk", "tokenizer_with", "tools_apart"]
+__all__ = ["channels", "hybrid", "results_within", "talk", "tokenizer_with", "tools_apart"]
 
 MARKS = ("channel", "message", "constrain", "call", "return")
 TEMPLATE = (
-    "<|start|>system<|message|>You are a model.\n\nReasoning: medium\n\n"
+    "<|start|>system<|message|>You are a model.\n\n"
+    "Reasoning: {{ reasoning_effort | default('medium') }}\n\n"
     "# Valid channels: analysis, commentary, final."
     "{% if tools %}\nCalls go to the commentary channel: 'functions'.{% endif %}<|end|>"
     "{% set told = messages[0].content if messages[0].role == 'system' else '' %}"
@@ -81,10 +82,26 @@ APART = (
 )
 
 
+# A model that thinks, or does not, as the end of the prompt says.
+HYBRID = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+    "{% if mood is defined %}{{ {'calm': '(calm) '}[mood] or raise_exception('no such mood') }}"
+    "{% endif %}{% endif %}"
+)
+
+
 def channels() -> TokenizerWrapper:
     """Answers of messages; `<|return|>` ends one, and `<|call|>` a call."""
     marks = [f"<|{name}|>" for name in MARKS]
     return tokenizer_with(TEMPLATE, marks, ["<|return|>", "<|call|>"])
+
+
+def hybrid() -> TokenizerWrapper:
+    """Thoughts between marks, which `enable_thinking` of the template leaves out."""
+    marks = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
+    return tokenizer_with(HYBRID, marks, ["<|im_end|>"])
 
 
 def results_within() -> TokenizerWrapper:

@@ -114,6 +114,9 @@ class TurnBody(Asked):
     seed: Seed = 0
     stop: Stops = []
     choices: list[str] = []
+    template_kwargs: dict[str, Any] | None = Field(
+        None, description="What the chat template is told for this turn."
+    )
 
     def sampling(self) -> Sampling:
         """How it is decoded. Raises InvalidSampling."""

@@ -86,6 +86,7 @@ class Turns:
             sampling=body.sampling(),
             timeout=body.timeout,
             priority=body.priority,
+            template_kwargs=body.template_kwargs,
         )
         options = replace(options, tenant=owned.tenant)
         opened = asyncio.get_running_loop().create_future()

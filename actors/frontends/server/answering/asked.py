@@ -7,7 +7,6 @@ from kvactors.actors.frontends.server.dialect.dialect import Dialect
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry
 from kvactors.actors.frontends.server.identity.plan import Plan
 from kvactors.actors.turns.prompt import Continuation
-from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["continuation", "prompt_tokens", "sampling_of", "shortened"]
@@ -80,10 +79,10 @@ def _most_tokens(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass")) + FRAME_TOKENS
 
 
-def prompt_tokens(chat: ChatFormat, dialect: Dialect, inquiry: Inquiry) -> int:
-    """How many tokens an `inquiry` has that begins anew, in the words of `chat` and `dialect`; of a
-    long one within one for each 64 Ki of its characters."""
-    first = True
+def prompt_tokens(dialect: Dialect, inquiry: Inquiry) -> int:
+    """How many tokens an `inquiry` has that begins anew, in a `dialect`; of a long one within one
+    for each 64 Ki of its characters."""
+    chat, first = dialect.chat, True
     system = "\n\n".join(m.text for m in inquiry.messages if m.role == "system")
     text = ""
     for message in inquiry.messages:

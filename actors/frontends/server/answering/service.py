@@ -32,8 +32,9 @@ from kvactors.actors.frontends.server.answering.taken import (
 )
 from kvactors.actors.frontends.server.answering.telling import told
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
+from kvactors.actors.frontends.server.dialect.manner import Spoken, spoken
 from kvactors.actors.frontends.server.exchange.answers import Answer
-from kvactors.actors.frontends.server.exchange.inquiry import Inquiry
+from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Manner
 from kvactors.actors.frontends.server.identity.canonical import canonical, new_call_id
 from kvactors.actors.frontends.server.identity.index import Index
 from kvactors.actors.frontends.server.identity.plan import Plan
@@ -91,7 +92,7 @@ class Service:
 
     def count(self, inquiry: Inquiry) -> int:
         """Tokens of a prompt that begins anew."""
-        return prompt_tokens(self.system.chat, self.dialect, inquiry)
+        return prompt_tokens(spoken(self.dialect, inquiry.manner).dialect, inquiry)
 
     async def close(self, seconds: float) -> None:
         """Take no more turns; let running ones finish for so many seconds, then end them."""
@@ -146,25 +147,36 @@ class Service:
             await self._finish(taken, inquiry, await asyncio.shield(taken.ticket.reply))
 
     async def _begin(self, inquiry: Inquiry) -> Taken:
+        says = Spoken(self.dialect)
+        if inquiry.manner != Manner():
+            says = await self.claims.beside(partial(spoken, self.dialect, inquiry.manner))
+            inquiry = replace(inquiry, head=says.head)
         # Long texts take time, which is not that of the streams on the loop.
-        plan, agent, options = await self.claims.take(inquiry, partial(self._options, inquiry))
+        asked = partial(self._options, inquiry, says)
+        plan, agent, options = await self.claims.take(inquiry, asked)
         try:
             if plan.fresh:
                 await self.claims.on_index(lambda: self.index.begin(plan.known))
-            reader = self.dialect.reader(inquiry, new_call_id)
+            reader = says.dialect.reader(inquiry, new_call_id)
             ticket = agent.open_turn(options)
         except BaseException:
             await self.claims.let_go(plan)
             raise
-        return Taken(plan, agent, ticket, reader, options.sampling)
+        return Taken(plan, agent, ticket, reader, options.sampling, says.unread)
 
-    def _options(self, inquiry: Inquiry, plan: Plan, agent: Speaker) -> TurnOptions:
-        """What an `agent` is asked."""
-        said = continuation(self.dialect, inquiry, plan, agent)
-        sampling = sampling_of(self.system, self.dialect, inquiry, agent, said)
+    def _options(self, inquiry: Inquiry, says: Spoken, plan: Plan, agent: Speaker) -> TurnOptions:
+        """What an `agent` is asked by an `inquiry` that `says` it."""
+        said = continuation(says.dialect, inquiry, plan, agent)
+        sampling = sampling_of(self.system, says.dialect, inquiry, agent, said)
         sampling = replace(sampling, top_logprobs=inquiry.top_logprobs)
         client = inquiry.client
-        return TurnOptions(said, sampling, priority=client.priority, tenant=client.tenant)
+        return TurnOptions(
+            said,
+            sampling,
+            priority=client.priority,
+            template_kwargs=says.told,
+            tenant=client.tenant,
+        )
 
     async def _read(self, inquiry: Inquiry, taken: Taken, broadcast: Broadcast) -> None:
         """Pass on what comes, and note who knows it before its end is told."""

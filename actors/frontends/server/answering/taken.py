@@ -52,6 +52,7 @@ class Taken:
     ticket: Ticket
     reader: Reader
     sampling: Sampling
+    unread: tuple[str, ...] = ()
 
 
 async def admission(ticket: Ticket) -> None:
@@ -111,7 +112,7 @@ def opened_of(taken: Taken) -> Opened:
     known = sum(len(turn.token_ids) for turn in turns)
     mine = taken.plan.known
     shown = mine.agent_id.removeprefix(f"{mine.tenant}/") if mine.tenant else mine.agent_id
-    return Opened(shown, secrets.token_hex(12), known, taken.plan.reuse)
+    return Opened(shown, secrets.token_hex(12), known, taken.plan.reuse, taken.unread)
 
 
 def stop_of(agent: Speaker, stops: Sequence[str]) -> str | None:

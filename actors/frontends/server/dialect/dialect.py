@@ -29,6 +29,8 @@ __all__ = ["Dialect", "full_name"]
 
 _NOBODY = "kvactors probe role"
 _GENERIC_MARKS = ("<tool_call>", "</tool_call>")
+# Manners of a model that are kept.
+_MOST_OTHERS = 64
 # Mistral's models may give their calls ids, which mlx-lm takes for names.
 _CALL_ID = re.compile(r"\[CALL_ID\][\w-]+")
 _TOOLS = """\
@@ -52,7 +54,18 @@ class Dialect:
     """That of one model, by its tokenizer and template, `chat`."""
 
     def __init__(self, chat: ChatFormat) -> None:
-        self._chat = chat
+        self.chat = chat
+        self._others = dict[ChatFormat, Dialect]()
+
+    def under(self, chat: ChatFormat) -> "Dialect":
+        """That of the same model, whose template is told more in `chat`."""
+        if chat is self.chat:
+            return self
+        if chat not in self._others:
+            if len(self._others) >= _MOST_OTHERS:
+                self._others.clear()
+            self._others[chat] = Dialect(chat)
+        return self._others[chat]
 
     def system(self, text: str, tools: Sequence[Tool], first: str = "user") -> str | None:
         """The system prompt that says `text` and names the `tools`, of a conversation that `first`
@@ -60,14 +73,14 @@ class Dialect:
         if not tools:
             return text or None
         asked = self._begins_with_tools and first == "user"
-        begun = begun_with(self._chat, text, _all(tools)) if asked else None
-        if begun is not None and self._chat.is_beginning(begun):
+        begun = begun_with(self.chat, text, _all(tools)) if asked else None
+        if begun is not None and self.chat.is_beginning(begun):
             return begun
         return self.told(text, tools)
 
     def told(self, text: str, tools: Sequence[Tool]) -> str:
         """Any `text`, and `tools`: what a prompt says of them."""
-        written = with_tools(self._chat, text, _all(tools)) if self._writes_tools else None
+        written = with_tools(self.chat, text, _all(tools)) if self._writes_tools else None
         if written is not None:
             return written
         listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in _all(tools))
@@ -91,7 +104,7 @@ class Dialect:
         return Reader(marks, self._parse, names, new_id, parallel=inquiry.parallel)
 
     def _marks(self, inquiry: Inquiry) -> Divides:
-        if self._chat.header:
+        if self.chat.header:
             return Channels(calls=_may_call(inquiry))
         calls = self._calls if _may_call(inquiry) else ()
         # What has a form is no thought, though the template may begin one.
@@ -102,25 +115,25 @@ class Dialect:
     def stops(self, inquiry: Inquiry) -> tuple[str, ...]:
         """Marks behind which the answer to an inquiry ends, since it may make one call only."""
         # Where each message has a header a call ends the answer.
-        end = "" if self._chat.header else self._calls[0][1]
+        end = "" if self.chat.header else self._calls[0][1]
         return (end,) if end and _may_call(inquiry) and not inquiry.parallel else ()
 
     def grammar(self, inquiry: Inquiry) -> Grammar | None:
         """What the answer to an inquiry must look like, if it says so. Raises InvalidInput."""
         names = {full_name(tool): tool for tool in inquiry.tools}
-        if self._chat.header:
+        if self.chat.header:
             return channel_grammar(inquiry, names)
         return grammar_of(inquiry, names, call_marks(*self._calls[0], self._special))
 
     def _special(self, mark: str) -> int | None:
         """The special token that a mark is."""
-        ids = self._chat.encode(mark)
-        return ids[0] if len(ids) == 1 and self._chat.special_in(mark) else None
+        ids = self.chat.encode(mark)
+        return ids[0] if len(ids) == 1 and self.chat.special_in(mark) else None
 
     @cached_property
     def _calls(self) -> tuple[tuple[str, str], ...]:
         """What calls begin and end with: as the model is told, and as it may know better."""
-        tokenizer, told = self._chat.tokenizer, _GENERIC_MARKS
+        tokenizer, told = self.chat.tokenizer, _GENERIC_MARKS
         if not self._native:
             return (told,)
         own = str(tokenizer.tool_call_start), str(tokenizer.tool_call_end or "")
@@ -133,24 +146,24 @@ class Dialect:
     @cached_property
     def _writes_tools(self) -> bool:
         """Whether the template writes tools where a system prompt can say them."""
-        known = self._native or bool(self._chat.header)
-        return known and with_tools(self._chat, _NOBODY, _all([Tool("probe")])) is not None
+        known = self._native or bool(self.chat.header)
+        return known and with_tools(self.chat, _NOBODY, _all([Tool("probe")])) is not None
 
     @cached_property
     def _begins_with_tools(self) -> bool:
         """Whether it writes them where none can, before the first question."""
         if self._writes_tools or not self._native:
             return False
-        begun = begun_with(self._chat, "", _all([Tool("probe")]))
-        return begun is not None and self._chat.is_beginning(begun)
+        begun = begun_with(self.chat, "", _all([Tool("probe")]))
+        return begun is not None and self.chat.is_beginning(begun)
 
     @property
     def _native(self) -> bool:
-        return bool(getattr(self._chat.tokenizer, "has_tool_calling", False))
+        return bool(getattr(self.chat.tokenizer, "has_tool_calling", False))
 
     @property
     def _think_marks(self) -> tuple[str, str]:
-        tokenizer = self._chat.tokenizer
+        tokenizer = self.chat.tokenizer
         if not getattr(tokenizer, "has_thinking", False):
             return "", ""
         return str(tokenizer.think_start), str(tokenizer.think_end)
@@ -159,27 +172,27 @@ class Dialect:
     def _opens_thinking(self) -> bool:
         """Whether the template itself begins to think where an answer begins."""
         start, end = self._think_marks
-        if not start or not self._chat.has_template:
+        if not start or not self.chat.has_template:
             return False
-        asked = self._chat.opening("user", "?", system=None, answer=True)
+        asked = self.chat.opening("user", "?", system=None, answer=True)
         return asked.rfind(start) > asked.rfind(end)
 
     @cached_property
     def _roles(self) -> frozenset[str]:
         """Roles that the template writes, of those that not all do. One that knows of no tools and
         writes any role at all has none for their results."""
-        if not self._chat.has_template:
+        if not self.chat.has_template:
             return frozenset()
         told = self._writes_tools or self._begins_with_tools
-        tools = told or not self._chat.knows(_NOBODY)
+        tools = told or not self.chat.knows(_NOBODY)
         roles = ("system", "tool") if tools else ("system",)
-        known = [role for role in roles if self._chat.knows(role)]
+        known = [role for role in roles if self.chat.knows(role)]
         # A result that stands alone is refused there.
-        return frozenset((*known, "tool") if self._chat.names_results else known)
+        return frozenset((*known, "tool") if self.chat.names_results else known)
 
     def _answer(self, text: str, calls: Sequence[Call]) -> str:
         """What the assistant said and called, as it would have written it."""
-        if self._chat.header:
+        if self.chat.header:
             told = [f"<|channel|>commentary<|message|>{text}<|end|>"] if text else []
             told += [calling(full_name(call), call.arguments or "{}") for call in calls]
             return "<|start|>assistant".join(told)
@@ -189,7 +202,7 @@ class Dialect:
                 {"id": made, "type": "function", "function": {"name": n, "arguments": a}}
                 for made, n, a in asked
             ]
-            if (written := with_calls(self._chat, text, native)) is not None:
+            if (written := with_calls(self.chat, text, native)) is not None:
                 # Some write calls alone.
                 return written if text.strip() in written else text + written
         start, end = _GENERIC_MARKS
@@ -201,14 +214,14 @@ class Dialect:
 
     def _parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The calls that a text between the marks makes. Raises whatever the parser does."""
-        if self._chat.header:
+        if self.chat.header:
             return [called_in(text)]
         try:
             found = json.loads(text)
         except ValueError:
             if not self._native:
                 raise
-            found = self._chat.tokenizer.tool_parser(_CALL_ID.sub("", text), tools)
+            found = self.chat.tokenizer.tool_parser(_CALL_ID.sub("", text), tools)
         return list(found) if isinstance(found, list) else [found]
 
 

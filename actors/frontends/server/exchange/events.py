@@ -42,12 +42,14 @@ class Reuse:
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A turn that was taken, before it is admitted: by whom, and what of it is `known` already, in
-    tokens. `answer_id` names the answer to `Inquiry.goes_on`, even after a restart."""
+    tokens. `answer_id` names the answer to `Inquiry.goes_on`, even after a restart. `unread`: what
+    of `Inquiry.manner` the chat template knows nothing of, `effort`, `thinks` or a name."""
 
     agent_id: str
     answer_id: str
     known: int
     reuse: Reuse
+    unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from kvactors.core.schedule.sampling import Sampling
 
-__all__ = ["Call", "Client", "Form", "Inquiry", "Message", "Role", "Tool", "ToolChoice"]
+__all__ = ["Call", "Client", "Form", "Inquiry", "Manner", "Message", "Role", "Tool", "ToolChoice"]
 
 # Lower by so much that as many admissions and chunks of other sub-agents as some dozen of them take
 # do not raise one to a main agent's priority.
@@ -72,6 +72,16 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
+class Manner:
+    """How the model is to answer: whether it `thinks` first (None: as its template has it), with
+    how much `effort` ("" for any), and what else the chat template is `told`, by name."""
+
+    thinks: bool | None = None
+    effort: str = ""
+    told: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Client:
     """Who asks, as far as the request says. `tenant` names the API key, "" without keys: no tenant
     learns of another. `agent` is the agent that it names itself, `thread` the conversation by the
@@ -100,7 +110,8 @@ class Inquiry:
     log-probabilities. `open_end`: the client set no limit, so that an answer may have as many
     tokens as the context leaves, up to those of `sampling`. `goes_on` names an answer given before,
     by the id that `Opened.answer_id` had: `messages` are then only what follows it. `remembered`
-    False leaves no agent behind.
+    False leaves no agent behind. `head` is what the chat template writes before a first question
+    in this `manner`, where that is not what it always does.
     """
 
     messages: tuple[Message, ...]
@@ -114,3 +125,5 @@ class Inquiry:
     open_end: bool = False
     goes_on: str = ""
     remembered: bool = True
+    manner: Manner = Manner()
+    head: str = ""

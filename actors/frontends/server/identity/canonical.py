@@ -68,9 +68,10 @@ def difference(ours: str, theirs: str) -> tuple[int, str]:
     return at, f"{text[at : at + _SHOWN]!r} instead of {known[at : at + _SHOWN]!r}"
 
 
-def beginning(tenant: str) -> bytes:
-    """The hash of the empty conversation of a `tenant`."""
-    return xxhash.xxh3_128_digest(tenant.encode())
+def beginning(tenant: str, head: str = "") -> bytes:
+    """The hash of the empty conversation of a `tenant`, before which a `head` of its own stands."""
+    begun = xxhash.xxh3_128_digest(tenant.encode())
+    return xxhash.xxh3_128_digest(begun + head.encode()) if head else begun
 
 
 def chains(last: bytes, messages: Sequence[Message]) -> list[bytes]:

@@ -46,7 +46,7 @@ def read(inquiry: Inquiry, rules: Sequence[Rule], goes_on: bytes | None) -> Conv
     first = 0 if goes_on or first == len(messages) else first
     system = "\n\n".join(message.text for message in messages[:first])
     stripped = strip(system, rules)
-    before = goes_on or beginning(inquiry.client.tenant)
+    before = goes_on or beginning(inquiry.client.tenant, inquiry.head)
     if goes_on is None:
         (before,) = chains(before, [Message("system", stripped.text)])
     said = in_order(messages[first:])

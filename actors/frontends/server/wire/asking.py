@@ -127,9 +127,11 @@ _PARENTS = (
 )
 
 
-def reuse_headers(opened: Opened, fields: list[str]) -> dict[str, str]:
-    """What an answer says of itself: who gives it, how many tokens of the conversation are known,
-    and which `fields` are ignored."""
+def reuse_headers(
+    opened: Opened, fields: Sequence[str], manner: Mapping[str, str]
+) -> dict[str, str]:
+    """What an answer that was `opened` says of itself: who gives it, how many tokens of the
+    conversation are known, and which `fields` are ignored, or that say its `manner`."""
     reuse = opened.reuse
     headers = {
         "X-Kvactors-Agent": opened.agent_id,
@@ -138,7 +140,8 @@ def reuse_headers(opened: Opened, fields: list[str]) -> dict[str, str]:
         "X-Kvactors-Miss": reuse.miss,
     }
     shown = {name: _printable(value) for name, value in headers.items() if value}
-    return shown | ignored_header(fields)
+    unread = [manner.get(name, f"chat_template_kwargs.{name}") for name in opened.unread]
+    return shown | ignored_header([*fields, *dict.fromkeys(filter(None, unread))])
 
 
 def ignored_header(fields: Sequence[str]) -> dict[str, str]:

@@ -40,6 +40,8 @@ from kvactors.actors.frontends.server.wire.together import all_of, together
 
 __all__ = ["chat_routes", "logprob_of"]
 
+# The field that says how to answer.
+_MANNER = {"effort": "reasoning_effort", "thinks": "reasoning_effort"}
 _REASONS = {"calls": "tool_calls"}
 
 
@@ -65,7 +67,7 @@ def chat_routes(answers: Answers, named: Named) -> APIRouter:
                 for number in range(body.n or 1)
             ]
         )
-        headers = reuse_headers(opened[0].opened, ignored(body, *skipped(body)))
+        headers = reuse_headers(opened[0].opened, ignored(body, *skipped(body)), _MANNER)
         if body.stream:
             wanted = bool((body.stream_options or {}).get("include_usage"))
             chunks = _chunks(opened, model, with_usage=wanted)

@@ -24,6 +24,7 @@ from kvactors.actors.frontends.server.wire.reading import (
     Listed,
     Seed,
     Stops,
+    manner_of,
     name_of,
     of_provider,
 )
@@ -63,6 +64,8 @@ class ChatBody(Drawn):
     max_completion_tokens: int | None = Field(None, ge=1)
     prompt_cache_key: str | None = None
     promptCacheKey: str | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 def inquiry_of(request: Request, body: ChatBody) -> Inquiry:
@@ -89,6 +92,7 @@ def inquiry_of(request: Request, body: ChatBody) -> Inquiry:
         open_end=body.max_completion_tokens is None and body.max_tokens is None,
         form=_form(body.response_format),
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        manner=manner_of(body.chat_template_kwargs, body.reasoning_effort),
     )
 
 

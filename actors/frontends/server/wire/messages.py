@@ -45,6 +45,8 @@ from kvactors.actors.frontends.server.wire.models import Named
 
 __all__ = ["messages_routes"]
 
+# The fields that say how to answer.
+_MANNER = {"effort": "output_config.effort", "thinks": "thinking"}
 _REASONS = {"calls": "tool_use", "length": "max_tokens"}
 
 
@@ -60,7 +62,7 @@ def messages_routes(answers: Answers, named: Named) -> APIRouter:
             request, lambda: (inquiry_of(request, body), meaning(request, body))
         )
         answer = await answers.open(inquiry, key=key)
-        headers = reuse_headers(answer.opened, ignored(body, *skipped(body)))
+        headers = reuse_headers(answer.opened, ignored(body, *skipped(body)), _MANNER)
         if body.stream:
             ping = _event("ping", {})
             return streamed(_stream(answer, model, body), lambda: ping, headers)

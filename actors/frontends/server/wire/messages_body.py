@@ -11,13 +11,21 @@ from kvactors.actors.frontends.server.exchange.inquiry import (
     Call,
     Form,
     Inquiry,
+    Manner,
     Message,
     Tool,
     ToolChoice,
 )
 from kvactors.actors.frontends.server.wire.asking import client_of
 from kvactors.actors.frontends.server.wire.errors import refused
-from kvactors.actors.frontends.server.wire.reading import Body, Drawn, Listed, Stops, name_of
+from kvactors.actors.frontends.server.wire.reading import (
+    Body,
+    Drawn,
+    Listed,
+    Stops,
+    manner_of,
+    name_of,
+)
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["CountBody", "MessagesBody", "inquiry_of", "skipped"]
@@ -62,6 +70,7 @@ class MessagesBody(CountBody, Drawn):
     stop_sequences: Stops | None = None
     output_config: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def shows_thinking(self) -> bool:
@@ -78,9 +87,9 @@ def inquiry_of(request: Request, body: CountBody) -> Inquiry:
     tools = tuple(
         _tool(f"tools.{i}", tool) for i, tool in enumerate(body.tools or ()) if _is_custom(tool)
     )
-    sampling, form = Sampling(), None
+    sampling, form, manner = Sampling(), None, Manner()
     if isinstance(body, MessagesBody):
-        sampling, form = _sampling(body), _form(body.output_config)
+        sampling, form, manner = _sampling(body), _form(body.output_config), _manner(body)
     choice = body.tool_choice or {}
     named, others = choice.get("name"), [t for t in body.tools or () if not _is_custom(t)]
     chosen = _tool_choice(choice)
@@ -96,23 +105,19 @@ def inquiry_of(request: Request, body: CountBody) -> Inquiry:
         parallel=not choice.get("disable_parallel_tool_use"),
         sampling=sampling,
         form=form,
+        manner=manner,
     )
 
 
 def skipped(body: CountBody) -> list[str]:
     """What of the fields of a `body` changes nothing: kinds of tools and blocks that only the
-    servers of Anthropic run, and wishes that nobody here fulfils."""
+    servers of Anthropic run."""
     tools = [f"tools: {tool.get('type')}" for tool in body.tools or () if not _is_custom(tool)]
     lists = (message.get("content") for message in body.messages)
     blocks = (block for content in lists if isinstance(content, list) for block in content)
     kinds = (block.get("type") for block in blocks if isinstance(block, dict))
     said = [f"messages: {kind}" for kind in kinds if kind in _OTHERS]
-    wishes = []
-    if isinstance(body, MessagesBody):
-        effort = (body.output_config or {}).get("effort")
-        thinks = body.thinking and body.shows_thinking
-        wishes = ["output_config.effort"] * bool(effort) + ["thinking"] * bool(thinks)
-    return list(dict.fromkeys([*tools, *said, *wishes]))
+    return list(dict.fromkeys([*tools, *said]))
 
 
 def _sampling(body: MessagesBody) -> Sampling:
@@ -121,6 +126,14 @@ def _sampling(body: MessagesBody) -> Sampling:
         **body.filters(),
         stop=tuple(text for text in body.stop_sequences or () if text),
     )
+
+
+def _manner(body: MessagesBody) -> Manner:
+    effort = (body.output_config or {}).get("effort")
+    if not isinstance(effort, str | None):
+        raise refused("output_config.effort", f"a word, such as low or high, not {effort!r:.40}")
+    thinks = body.shows_thinking if body.thinking else None
+    return manner_of(body.chat_template_kwargs, effort, thinks=thinks)
 
 
 def _form(config: Mapping[str, Any] | None) -> Form | None:

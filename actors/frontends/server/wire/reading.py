@@ -13,7 +13,10 @@ from typing import Annotated, Any, NoReturn, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 from pydantic_core import core_schema
 
+from kvactors.actors.frontends.server.exchange.inquiry import Manner
 from kvactors.actors.frontends.server.wire.errors import Failure, refused
+from kvactors.core.errors import InvalidInput
+from kvactors.core.model.options import check_template_kwargs
 from kvactors.core.schedule.sampling import LEAST_SEED, MOST_SEED, MOST_WHOLE
 
 __all__ = [
@@ -23,6 +26,7 @@ __all__ = [
     "Seed",
     "Stops",
     "content_of",
+    "manner_of",
     "name_of",
     "of_provider",
     "record_of",
@@ -88,6 +92,20 @@ class Drawn(Body):
             # To the engine 0 says that there is none: clients mean the narrowest.
             found["top_p"] = max(found["top_p"], sys.float_info.epsilon)
         return found
+
+
+def manner_of(
+    told: dict[str, Any] | None, effort: str | None, *, thinks: bool | None = None
+) -> Manner:
+    """How to answer by what is `told` as `chat_template_kwargs`, by an `effort`, of which "none" is
+    no thinking, and by whether the model `thinks`. Raises Failure."""
+    try:
+        check_template_kwargs(told, InvalidInput)
+    except InvalidInput as error:
+        raise refused("chat_template_kwargs", str(error)) from error
+    if effort == "none":
+        effort, thinks = None, False
+    return Manner(thinks, effort or "", told or {})
 
 
 def record_of(raw: bytes, kind: type[_B]) -> _B:

@@ -25,6 +25,7 @@ from kvactors.actors.frontends.server.wire.errors import refused
 from kvactors.actors.frontends.server.wire.reading import (
     Drawn,
     Listed,
+    manner_of,
     name_of,
     of_provider,
 )
@@ -57,6 +58,7 @@ class ResponseBody(Drawn):
     max_output_tokens: int | None = Field(None, ge=1)
     top_logprobs: int | None = Field(None, ge=0, le=20)
     prompt_cache_key: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ def inquiry_of(request: Request, body: ResponseBody, past: Past) -> Inquiry:
         top_logprobs=(body.top_logprobs or 0) if wanted else None,
         open_end=body.max_output_tokens is None,
         goes_on=past.goes_on,
+        manner=manner_of(body.chat_template_kwargs, _effort(body.reasoning)),
     )
 
 
@@ -112,13 +115,21 @@ def skipped(body: ResponseBody) -> list[str]:
         elif tool.get("type") != "function":
             found.append(f"tools: {tool.get('type')}")
     found += [f"input: {kind}" for kind in unsaid(body.input)]
-    found += ["reasoning"] if body.reasoning else []
+    reasoning = (body.reasoning or {}).items()
+    found += [f"reasoning.{wish}" for wish, value in reasoning if value and wish != "effort"]
     found += ["text.verbosity"] if (body.text or {}).get("verbosity") else []
     found += [f"include: {wish}" for wish in body.include or () if wish != _LOGPROBS]
     choice = body.tool_choice
     if isinstance(choice, dict) and choice.get("type") not in ("function", "allowed_tools"):
         found.append(f"tool_choice: {choice.get('type')}")
     return list(dict.fromkeys(found))
+
+
+def _effort(reasoning: dict[str, Any] | None) -> str | None:
+    effort = (reasoning or {}).get("effort")
+    if not isinstance(effort, str | None):
+        raise refused("reasoning.effort", f"a word, such as low or high, not {effort!r:.40}")
+    return effort
 
 
 def _instructions(body: ResponseBody, past: Past) -> list[Message]:

@@ -43,6 +43,8 @@ from kvactors.actors.frontends.server.wire.responses.telling import (
 
 __all__ = ["responses_routes"]
 
+# The field that says how to answer.
+_MANNER = {"effort": "reasoning.effort", "thinks": "reasoning.effort"}
 # Codex gives up when no data comes for long; comments are none.
 _PING = ServerSentEvent(data='{"type":"ping"}')
 
@@ -67,7 +69,7 @@ def responses_routes(
         body = await followed(body, client_of(request).tenant, store)
         answer = await _opened(answers, request, body, past, key)
         keep = _keeper(request, body, past, answer, store)
-        headers = reuse_headers(answer.opened, ignored(body, *skipped(body)))
+        headers = reuse_headers(answer.opened, ignored(body, *skipped(body)), _MANNER)
         telling = Telling(answer, body, model, _conversation_id(body))
         if body.stream:
             events = streamed_events(telling.events(keep))
