@@ -128,7 +128,7 @@ bench/check: actors bench bench/table core/arena core/attention core/cache core/
     core/quant core/testing
 actors/frontends/demo: actors/system actors/turns core/blas core/model/worlds core/schedule
     persistence/files
-actors/frontends/console: core/errors persistence/files
+actors/frontends/console: core/errors core/model persistence/files
 actors/frontends/server/exchange: core/errors core/schedule
 actors/frontends/server/dialect: actors/frontends/server/exchange core/conversation core/errors
     core/schedule

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from kvactors.actors.frontends.cli.cluster_commands import commands as clustering
 from kvactors.actors.frontends.cli.run import commands as running
 from kvactors.actors.frontends.cli.store_commands import Json, Model, StoreDir, commands, text
-from kvactors.actors.frontends.console.options import folder, new_file, refuse
+from kvactors.actors.frontends.console.options import Told, folder, new_file, refuse
 from kvactors.actors.frontends.server.web.command import commands as serving
 from kvactors.core.errors import KvactorsError
 
@@ -182,16 +182,19 @@ def chat(
     max_tokens: Annotated[int, typer.Option(help="Where a reply is cut.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest word.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of what a temperature above 0 draws.")] = 0,
+    told: Told = None,
 ) -> None:
     """Talk to an agent that remembers the next day. Status 1 if a line that was piped failed."""
     if context.args:
         who = text(context.args[0])
         context.fail(f"Got unexpected extra argument ({who}): say --agent {who} to talk to {who}")
     from kvactors.actors.frontends.cli.chat import run_chat
+    from kvactors.actors.turns.options import AskOptions
     from kvactors.core.schedule.sampling import Sampling
 
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    well = run_chat(agent, model, store, system, sampling)
+    asked: AskOptions = {"sampling": sampling, "template_kwargs": told}
+    well = run_chat(agent, model, store, system, asked)
     raise typer.Exit(0 if well else 1)
 
 

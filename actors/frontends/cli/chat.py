@@ -20,6 +20,7 @@ from kvactors.actors.frontends.console.console import (
 )
 from kvactors.actors.frontends.console.key import stored_key
 from kvactors.actors.system.system import AgentSystem, default_store
+from kvactors.actors.turns.options import AskOptions
 from kvactors.actors.turns.reply import Reply
 from kvactors.actors.turns.stream import ReplyStream
 from kvactors.core.errors import (
@@ -29,7 +30,6 @@ from kvactors.core.errors import (
     SystemPromptMismatch,
     SystemStopped,
 )
-from kvactors.core.schedule.sampling import Sampling
 from kvactors.persistence.files.home import expanded
 from kvactors.persistence.files.naming import MANIFEST_NAME, encode_agent_id
 
@@ -43,10 +43,10 @@ Ctrl-C   stop the reply"""
 
 
 def run_chat(
-    agent_id: str, model: str, store: Path | None, system_prompt: str | None, sampling: Sampling
+    agent_id: str, model: str, store: Path | None, system_prompt: str | None, asked: AskOptions
 ) -> bool:
     """Chat with `agent_id` of a `store` under a `model`, with a `system_prompt` if it is new, its
-    replies decoded by `sampling`, until /quit or the end of input. Whether each line went well, or
+    each line `asked` so, until /quit or the end of input. Whether each line went well, or
     somebody at a terminal saw which did not. Raises KvactorsError."""
     if sys.stdin is None:
         raise InvalidInput("stdin is closed: a chat reads what you say from there")
@@ -57,7 +57,7 @@ def run_chat(
         with working(f"Loading {printable(model)} …"):
             system.start()
         try:
-            chat = Chat(system, agent_id, system_prompt, bar, sampling)
+            chat = Chat(system, agent_id, system_prompt, bar, asked)
             chat.greet(root)
             chat.loop()
             return chat.well or sys.stdin.isatty()
@@ -68,7 +68,7 @@ def run_chat(
 
 class Chat:
     """One conversation with `agent_id` of `system`, spawned with `system_prompt`: what is read from
-    stdin, and what is shown of it. `bar` shows prefills, replies are decoded by `sampling`. `well`:
+    stdin, and what is shown of it. `bar` shows prefills, each line is `asked` so. `well`:
     nothing that was read failed so far."""
 
     def __init__(
@@ -77,10 +77,10 @@ class Chat:
         agent_id: str,
         system_prompt: str | None,
         bar: PrefillBar,
-        sampling: Sampling | None = None,
+        asked: AskOptions | None = None,
     ) -> None:
         self._system = system
-        self._sampling = sampling
+        self._asked: AskOptions = asked or {}
         self._system_prompt = system_prompt
         self._bar = bar
         self._shown = 0
@@ -150,7 +150,7 @@ class Chat:
     def talk(self, line: str) -> None:
         """Show the reply to a line as it comes; Ctrl-C stops the reply alone."""
         try:
-            stream = self._agent.stream(line, sampling=self._sampling)
+            stream = self._agent.stream(line, **self._asked)
             self._shown = 0
             with suppress(KeyboardInterrupt), stream:
                 self._print(stream)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from kvactors.actors.frontends.cli.store_commands import Json, Model, text
-from kvactors.actors.frontends.console.options import folder, refuse
+from kvactors.actors.frontends.console.options import Told, folder, refuse
 
 __all__ = ["commands"]
 
@@ -59,6 +59,7 @@ def node(
     memory_budget: Annotated[
         str | None, typer.Option(help='Such as "8GB": KV and work space in memory.')
     ] = None,
+    told: Told = None,
     reproducible: Annotated[
         bool, typer.Option("--reproducible", help="Fix the order of sums.")
     ] = False,
@@ -76,7 +77,11 @@ def node(
         member=(name, store, model),
         address=(host, port),
         settings={"durable": durable, "lease": lease},
-        engine={"memory_budget": memory_budget, "reproducible": reproducible},
+        engine={
+            "memory_budget": memory_budget,
+            "reproducible": reproducible,
+            "template_kwargs": told,
+        },
     )
 
 

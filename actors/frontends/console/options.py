@@ -1,15 +1,18 @@
 """Options of the command line that are looked at before any work is done."""
 
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from kvactors.core.errors import InvalidInput
+from kvactors.core.model.options import check_template_kwargs
 from kvactors.persistence.files.home import expanded
 
-__all__ = ["folder", "new_file", "refuse"]
+__all__ = ["Told", "folder", "new_file", "refuse", "template_kwargs"]
 
 
 def folder(value: str) -> Path:
@@ -18,6 +21,30 @@ def folder(value: str) -> Path:
     if not value:
         raise typer.BadParameter("an empty text names no folder: leave it out, or write '.'")
     return Path(value)
+
+
+def template_kwargs(value: str) -> dict[str, Any]:
+    """What a chat template is told, as an option says it: an object of JSON. Raises
+    BadParameter."""
+    try:
+        found = json.loads(value)
+        check_template_kwargs(found, InvalidInput)
+    except (ValueError, RecursionError) as error:
+        raise typer.BadParameter(
+            f"""{error}: write JSON, such as '{{"enable_thinking": false}}'"""
+        ) from error
+    return found or {}
+
+
+Told = Annotated[
+    Any,
+    typer.Option(
+        "--template-kwargs",
+        parser=template_kwargs,
+        metavar="JSON",
+        help="""Told to the chat template: '{"enable_thinking": false}', say.""",
+    ),
+]
 
 
 def new_file(value: str) -> Path:

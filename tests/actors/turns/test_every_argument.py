@@ -119,6 +119,13 @@ REFUSED: dict[str, Callable[[AgentSystem, Agent, AgentBehaviour, Path], Any]] = 
     "a flag that is text": lambda s, a, b, p: s.spawn("b", wait="no"),  # type: ignore[arg-type]
     "a match that is text": lambda s, a, b, p: a.ask("x", match="no"),  # type: ignore[arg-type]
     "one agent to broadcast to": lambda s, a, b, p: b.broadcast("m", to="abc"),
+    "a template of one's own": lambda s, a, b, p: a.ask(
+        "x", template_kwargs={"chat_template": "x"}
+    ),
+    "a template for what is raw": lambda s, a, b, p: a.ask([65], template_kwargs={"mood": 1}),
+    "a template for a whole text": lambda s, a, b, p: b.think(
+        "x", match=True, template_kwargs={"mood": 1}
+    ),
     "one choice": lambda s, a, b, p: b.think("x", choices="abc"),
     "choices without an order": lambda s, a, b, p: b.think("x", choices={"a", "b"}),
     "an option of think": lambda s, a, b, p: b.think("x", prioritty=3),

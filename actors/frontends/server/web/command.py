@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from kvactors.actors.frontends.console.options import folder
+from kvactors.actors.frontends.console.options import Told, folder
 
 __all__ = ["PORT", "commands", "ended_by_signal", "wait_for_signal"]
 
@@ -66,6 +66,7 @@ def _serve(
         str | None, typer.Option(help='Such as "8GB": KV and work space in memory.')
     ] = None,
     context: Annotated[int | None, typer.Option(help="Tokens an agent may remember.")] = None,
+    told: Told = None,
     cluster: Annotated[
         str | None,
         typer.Option(help="host:port of a cluster that has the agents; its nodes have the model."),
@@ -90,7 +91,12 @@ def _serve(
         rules=rules,
         keep=(keep, keep_bytes),
         key_file=api_key_file,
-        engine={"isolation": isolation, "memory_budget": memory_budget, "context": context},
+        engine={
+            "isolation": isolation,
+            "memory_budget": memory_budget,
+            "context": context,
+            "template_kwargs": told,
+        },
         settings={
             "host": host,
             "port": port,

@@ -35,6 +35,7 @@ SAMPLINGS = (
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_request_arrives_as_it_was_asked(sampling: Sampling) -> None:
     options: Any = {"sampling": sampling, "timeout": 2.5, "priority": 3, "threshold": 0.5}
+    options["template_kwargs"] = {"enable_thinking": False, "mood": ["calm", 1.5]}
     request = ask_request("hello", request_id="r1", **options)
 
     kind, given = read_request(across(request))
