@@ -48,7 +48,7 @@ def takes(
     """Whether an answer may be this `text`, where a `tool` may be called between `marks`, or have
     a `form`."""
     inquiry = Inquiry((Message("user", "x"),), tools=(tool,), form=form)
-    grammar = grammar_of(inquiry, {tool.name: tool}, call_marks(*marks, lambda _: None))
+    grammar = grammar_of(inquiry, {tool.name: tool}, call_marks([marks], lambda _: None))
     assert grammar is not None
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar.text)
     return matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and (

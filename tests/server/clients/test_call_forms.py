@@ -11,13 +11,18 @@ from call_forms import channels, results_within, tools_apart
 from puppets import Chat, call, puppet_server
 
 from kvactors.actors import AgentSystem
+from kvactors.actors.frontends.server.dialect.dialect import Dialect
+from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message, Tool
 from kvactors.actors.frontends.server.web.serve import Server, serve
 from kvactors.actors.testing import PuppetModel
 from kvactors.core.conversation.chat_format import ChatFormat
-from kvactors.core.errors import TemplateError
+from kvactors.core.errors import InvalidGrammar, TemplateError
+from kvactors.core.schedule.guide import Guide
 
 ASKED = [{"role": "user", "content": "What is in a?"}]
 CHAT = Chat(stream=True)
+# More than any of these tokenizers has.
+LARGE = 1000
 
 
 @contextmanager
@@ -160,6 +165,36 @@ def test_histories_that_begin_in_the_middle_are_answered(tokenizer: Callable[[],
     with stage(tokenizer, "So.", "So.", "So.") as (server, _):
         for begins in ([hello], [result], [hello, result]):
             assert CHAT(server, [*begins, *ASKED]).text == "So."
+
+
+@pytest.mark.parametrize("tokenizer", [tools_apart, results_within])
+@pytest.mark.parametrize("spelled", [False, True])
+def test_what_is_read_as_a_call_of_a_strict_tool_holds_its_schema(
+    tokenizer: Callable[[], Any], *, spelled: bool
+) -> None:
+    chat = ChatFormat(tokenizer())
+    dialect = Dialect(chat)
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    inquiry = Inquiry((Message("user", "q"),), tools=(Tool("put", "", schema, strict=True),))
+    grammar = dialect.grammar(inquiry)
+    assert grammar is not None
+    own = str(chat.tokenizer.tool_call_start)
+
+    def allowed(text: str) -> bool:
+        ids = [i for c in text for i in chat.encode(c)] if spelled else chat.encode(text)
+        guide = Guide(chat.grammar_tokens(LARGE), grammar, 400)
+        try:
+            return [guide.take(token) for token in ids] == ids
+        except InvalidGrammar:
+            return False
+
+    assert allowed("I would call [TOOL_CALL, or <tool_cal.")
+    assert not allowed(f"So. {call('put', n='three')}")
+    if spelled:
+        assert not allowed(f"So. {own}put")
+    else:
+        assert allowed(f'So. {own}\n{{"name": "put", "arguments": {{"n": 3}}}}')
+        assert not allowed(f'So. {own}\n{{"name": "put", "arguments": {{"n": "three"}}}}')
 
 
 def test_a_call_ends_by_its_own_mark_alone() -> None:

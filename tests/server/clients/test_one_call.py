@@ -6,6 +6,7 @@ from typing import Any
 
 import openai
 import pytest
+from call_forms import results_within, tools_apart
 from puppets import Asks, Chat, Messages, call, puppet_server, thinking, with_tools
 
 from kvactors.actors.frontends.server.web.serve import Server
@@ -14,6 +15,7 @@ from kvactors.actors.testing import PuppetModel
 INTERFACES = [Chat(stream=False), Chat(stream=True), Messages(stream=False), Messages(stream=True)]
 FIRST = f"I look.\n{call('read', path='a.py')}"
 LISTED = [{"name": "read", "arguments": {"path": path}} for path in ("a.py", "b.py")]
+TOKENIZERS = [thinking, with_tools, tools_apart, results_within]
 SAYS = {
     "say both": f"{FIRST}\n{call('read', path='b.py')}\n",
     "say list": f"I look.\n<tool_call>\n{json.dumps(LISTED)}\n</tool_call>",
@@ -21,11 +23,12 @@ SAYS = {
 }
 
 
-@pytest.fixture(scope="module", params=[thinking, with_tools], ids=["generic", "template"])
+@pytest.fixture(scope="module", params=TOKENIZERS, ids=["generic", "template", "own", "within"])
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     def script(said: str) -> str:
-        last = said.split("<|start|>")[-2]
-        return next((text for word, text in SAYS.items() if word in last), "So.")
+        if "is empty" in said:
+            return "So."
+        return next(text for word, text in SAYS.items() if word in said)
 
     with puppet_server(PuppetModel(script, tokenizer=request.param)) as server:
         yield server

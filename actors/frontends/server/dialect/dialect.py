@@ -115,15 +115,16 @@ class Dialect:
     def stops(self, inquiry: Inquiry) -> tuple[str, ...]:
         """Marks behind which the answer to an inquiry ends, since it may make one call only."""
         # Where each message has a header a call ends the answer.
-        end = "" if self.chat.header else self._calls[0][1]
-        return (end,) if end and _may_call(inquiry) and not inquiry.parallel else ()
+        if self.chat.header or inquiry.parallel or not _may_call(inquiry):
+            return ()
+        return tuple(end for _, end in self._calls if end)
 
     def grammar(self, inquiry: Inquiry) -> Grammar | None:
         """What the answer to an inquiry must look like, if it says so. Raises InvalidInput."""
         names = {full_name(tool): tool for tool in inquiry.tools}
         if self.chat.header:
             return channel_grammar(inquiry, names)
-        return grammar_of(inquiry, names, call_marks(*self._calls[0], self._special))
+        return grammar_of(inquiry, names, call_marks(self._calls, self._special))
 
     def _special(self, mark: str) -> int | None:
         """The special token that a mark is."""

@@ -26,21 +26,26 @@ _FINAL = '<|channel|> "final" <|message|>'
 @dataclass(frozen=True, slots=True)
 class CallMarks:
     """The terms of a grammar around a call, lines of their own; `special`: what it begins with is a
-    special token, which is no text; one that is not `ended` goes to the end of the answer."""
+    special token, which is no text; one that is not `ended` goes to the end of the answer. No words
+    have any of `marks`, each of which begins a call to who reads them."""
 
     begin: str
     end: str
+    marks: tuple[str, ...]
     special: bool = False
     ended: bool = True
 
 
-def call_marks(begin: str, end: str, special: Callable[[str], int | None]) -> CallMarks:
-    """Those of a call with `begin` before it and `end` behind, or "" for nothing; `special` says
-    which token a mark is, if it is a special one."""
+def call_marks(pairs: Sequence[tuple[str, str]], special: Callable[[str], int | None]) -> CallMarks:
+    """Those of the first of `pairs`, what stands before a call and what behind it, or "" for
+    nothing; by the others calls are read as well. `special` says which token a mark is, if it is a
+    special one."""
+    begin, end = pairs[0]
     first, last = special(begin), special(end)
     return CallMarks(
         json.dumps(f"{begin}\n") if first is None else f'<[{first}]> "\\n"',
         json.dumps(f"\n{end}") if last is None else f'"\\n" <[{last}]>',
+        tuple(mark for mark, _ in pairs),
         special=first is not None,
         ended=bool(end),
     )
@@ -107,12 +112,11 @@ def _lark(start: str, names: Mapping[str, Tool], marks: CallMarks, *, parallel: 
     kinds = [_call(name, _held(tool)) for name, tool in names.items()]
     # What has no end goes to that of the answer.
     more = '("\\n" call)*' if parallel and marks.ended else ""
-    if not start and marks.special:
-        start = f"TEXT | TEXT {marks.begin} rest {more}\nTEXT: /(?s:.*)/"
-    elif not start:
-        mark = re.escape(json.loads(marks.begin).rstrip()).replace("/", r"\/")
-        start = f"TEXT | opens rest {more}\nopens[lazy]: TEXT {marks.begin}\n"
-        start += f"TEXT: /(?s:.*)/ & ~/(?s:.*){mark}(?s:.*)/"
+    if not start:
+        known = "|".join(re.escape(mark).replace("/", r"\/") for mark in marks.marks)
+        opens = "" if marks.special else f"opens[lazy]: TEXT {marks.begin}\n"
+        start = f"TEXT | {f'TEXT {marks.begin}' if marks.special else 'opens'} rest {more}\n"
+        start += f"{opens}TEXT: /(?s:.*)/ & ~/(?s:.*)({known})(?s:.*)/"
     return Grammar.lark(
         f"start: {start}\ncalls: call {more}\ncall: {marks.begin} rest\nrest: body {marks.end}\n"
         f"body: {' | '.join(_rule(kinds))}\n" + _rules(kinds)

@@ -163,7 +163,7 @@ class Reader:
             yield from self._words.add(f"{self._header}{text}{mark}", ())
             return
         self._words.called()
-        for name, arguments in made if self._parallel else made[:1]:
+        for name, arguments in made if self._parallel else made[: not self.calls]:
             tool = self._tools.get(name)
             call = Call(
                 self._new_id(),
