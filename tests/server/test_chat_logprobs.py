@@ -77,7 +77,7 @@ def test_an_answer_of_a_grammar_is_told_by_the_models_own_logits(exact: Server) 
 
 def test_tokens_are_told_with_the_text_that_they_begin_in() -> None:
     marks = Marks(think="<think>", think_end="</think>")
-    reader = Reader(marks, lambda text, tools: [], {}, lambda: "id")
+    reader = Reader(marks, lambda text, tools: [], {}, lambda _: "id")
     said = ["<think>", "hm", "</think>", "Good", " day", "!", ""]
     tokens = [TokenLogprob(place, text, -1.0) for place, text in enumerate(said)]
 

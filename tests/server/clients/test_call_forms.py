@@ -8,7 +8,8 @@ from typing import Any
 import openai
 import pytest
 from call_forms import channels, results_within, tools_apart
-from puppets import Chat, call, puppet_server
+from puppets import Chat, call, puppet_server, thinking
+from small_tokenizers import CHATML
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
@@ -165,6 +166,30 @@ def test_histories_that_begin_in_the_middle_are_answered(tokenizer: Callable[[],
     with stage(tokenizer, "So.", "So.", "So.") as (server, _):
         for begins in ([hello], [result], [hello, result]):
             assert CHAT(server, [*begins, *ASKED]).text == "So."
+
+
+@pytest.mark.parametrize("usual_first", [False, True])
+def test_who_begins_in_the_middle_begins_as_nobody_who_asks_first_does(
+    *, usual_first: bool
+) -> None:
+    middle = [{"role": "assistant", "content": "Hi."}, *ASKED]
+    both = [ASKED, middle] if usual_first else [middle, ASKED]
+    with stage(tools_apart, "So.", "So.") as (server, heard):
+        assert [CHAT(server, messages).text for messages in both] == ["So.", "So."]
+
+    begun = [said.startswith("<s>[AVAILABLE_TOOLS]") for said in heard]
+    assert begun == [usual_first, not usual_first]
+
+
+def test_roles_that_the_template_refuses_are_the_requests_fault() -> None:
+    refuses = (
+        "{% if (messages | rejectattr('role', 'equalto', 'system') | first).role == 'assistant' %}"
+        f"{{{{ raise_exception('a user comes first') }}}}{{% endif %}}{CHATML}"
+    )
+    with stage(lambda: thinking(refuses), "So.") as (server, _):
+        with pytest.raises(openai.BadRequestError, match="a user comes first"):
+            CHAT(server, [{"role": "assistant", "content": "Hi."}, *ASKED])
+        assert CHAT(server, ASKED).text == "So."
 
 
 @pytest.mark.parametrize("tokenizer", [tools_apart, results_within])

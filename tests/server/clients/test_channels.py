@@ -143,7 +143,7 @@ def test_a_call_that_is_cut_is_no_call(stage: Stage, ask: Asks) -> None:
 
 def read(text: str, size: int, *, calls: bool = True) -> tuple[str, str, list[Any]]:
     """The text, thoughts and calls of an answer that comes in pieces of this size."""
-    reader = Reader(Channels(calls=calls), lambda t, _: [called_in(t)], {}, lambda: "id")
+    reader = Reader(Channels(calls=calls), lambda t, _: [called_in(t)], {}, lambda _: "id")
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     events = [event for piece in pieces for event in reader.feed(piece)] + [*reader.end()]
     assert "".join(event.text for event in events if isinstance(event, Said)) == reader.text

@@ -42,7 +42,7 @@ class _Answer:
     ) -> None:
         self.opened = Opened("agent", f"answer{number}", 0, Reuse("new"))
         self._pieces = pieces
-        self._reader = dialect.reader(inquiry, lambda: f"call_{len(self._reader.calls)}")
+        self._reader = dialect.reader(inquiry, lambda place: f"call_{place}")
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         yield Begun(10, 4)

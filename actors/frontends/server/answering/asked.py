@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from kvactors.actors.frontends.server.answering.home import Home, Speaker
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
-from kvactors.actors.frontends.server.exchange.inquiry import Inquiry
+from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
 from kvactors.actors.frontends.server.identity.plan import Plan
 from kvactors.actors.turns.prompt import Continuation
 from kvactors.core.schedule.sampling import Sampling
@@ -26,8 +26,11 @@ def continuation(dialect: Dialect, inquiry: Inquiry, plan: Plan, agent: Speaker)
     """What the turn of an `inquiry` says in a `dialect`, behind what its `agent` has by `plan`."""
     conversation = plan.conversation
     new = list(plan.new)
-    tools = dialect.told("", inquiry.tools) if plan.tools and inquiry.tools else ""
-    if (told := "\n\n".join(text for text in (plan.tell, tools) if text)) and new:
+    tools = dialect.told("", inquiry.tools) if plan.tells_tools else ""
+    if plan.apart:
+        new.append(Message("system", tools))
+        tools = ""
+    if told := "\n\n".join(text for text in (plan.tell, tools) if text):
         at = plan.telling
         new[at] = replace(new[at], text=f"{told}\n\n{new[at].text}")
     first = new[0].role if new else "user"

@@ -147,12 +147,18 @@ def places_of(taken: Taken, reply: Reply) -> list[Place]:
     mark = prompt_mark(taken.agent.system_prompt)
     first = [] if plan.keep else [Place(conversation.before, agent_id, 0, mark, plan.begins)]
     marks = marks_of(turns, plan.keep)
+    numbers = [*range(plan.keep + 1, plan.keep + 1 + len(plan.new))]
+    if plan.apart:
+        del marks[len(numbers) : len(numbers) + 1]
+    numbers.append(plan.keep + len(plan.new) + 1 + plan.apart)
     # A turn that was taken back meanwhile has none.
     marks += [""] * (len(hashes) - len(marks))
     # Who branches off before the message that told it has not heard it.
+    heard = len(plan.new) if plan.apart else plan.telling
     notes = [plan.begins] * plan.telling + [plan.notes] * len(hashes)
-    known = zip(hashes, marks, notes, strict=False)
+    tools = [plan.had] * heard + [plan.tools] * len(hashes)
+    known = zip(hashes, numbers, marks, notes, tools, strict=False)
     return first + [
-        Place(hash_, agent_id, number, mark, told)
-        for number, (hash_, mark, told) in enumerate(known, plan.keep + 1)
+        Place(hash_, agent_id, number, mark, told, more)
+        for hash_, number, mark, told, more in known
     ]

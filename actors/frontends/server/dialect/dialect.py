@@ -97,8 +97,8 @@ class Dialect:
             return told_by_user(text)
         return "user", f"<system>\n{text}\n</system>"
 
-    def reader(self, inquiry: Inquiry, new_id: Callable[[], str]) -> Reader:
-        """Who reads the answer to an inquiry; `new_id` makes the id of a call."""
+    def reader(self, inquiry: Inquiry, new_id: Callable[[int], str]) -> Reader:
+        """Who reads the answer to an inquiry; `new_id` makes the id of the call at a place."""
         names = {full_name(tool): tool for tool in inquiry.tools}
         marks = self._marks(inquiry)
         return Reader(marks, self._parse, names, new_id, parallel=inquiry.parallel)

@@ -40,7 +40,7 @@ class Reader:
         marks: Divides,
         parse: Parse,
         tools: Mapping[str, Tool],
-        new_id: Callable[[], str],
+        new_id: Callable[[int], str],
         *,
         parallel: bool = True,
     ) -> None:
@@ -166,7 +166,7 @@ class Reader:
         for name, arguments in made if self._parallel else made[: not self.calls]:
             tool = self._tools.get(name)
             call = Call(
-                self._new_id(),
+                self._new_id(len(self.calls)),
                 tool.name if tool else name,
                 arguments,
                 tool.namespace if tool else "",

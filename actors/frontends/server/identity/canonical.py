@@ -11,7 +11,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 import xxhash
@@ -38,9 +38,10 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False)
 _GIVEN_ID = re.compile(_GIVEN + r"[0-9a-f]{24}$")
 
 
-def new_call_id() -> str:
-    """An id for a call that we give out: long enough that nobody guesses one."""
-    return _GIVEN + secrets.token_hex(12)
+def new_call_id(place: int) -> str:
+    """An id for the call at this `place` of an answer, that we give out: long enough that nobody
+    guesses one."""
+    return f"{_GIVEN}{secrets.token_hex(11)}{min(place, 255):02x}"
 
 
 def canonical(message: Message) -> str:
@@ -86,8 +87,12 @@ def chains(last: bytes, messages: Sequence[Message]) -> list[bytes]:
 
 
 def in_order(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The same conversation, with results of tools in the order of the calls that they answer."""
-    ordered, order = list[Message](), dict[str, int]()
+    """The same conversation, with results of tools in the order of the calls that they answer; of
+    calls that are not in it, by the places that the ids have which we gave out."""
+    ordered = list[Message]()
+    first = [m.call_id for m in takewhile(lambda message: message.role == "tool", messages)]
+    given = all(map(_GIVEN_ID.match, first))
+    order = {call_id: int(call_id[-2:], 16) for call_id in first if given}
     for results, group in groupby(messages, lambda message: message.role == "tool"):
         some = list(group)
         if results:

@@ -46,7 +46,10 @@ def read(inquiry: Inquiry, rules: Sequence[Rule], goes_on: bytes | None) -> Conv
     first = 0 if goes_on or first == len(messages) else first
     system = "\n\n".join(message.text for message in messages[:first])
     stripped = strip(system, rules)
-    before = goes_on or beginning(inquiry.client.tenant, inquiry.head)
+    # What stands before a first question may not stand before anything else.
+    role = next((message.role for message in messages[first:]), "user")
+    head = inquiry.head if role == "user" else f"{inquiry.head}\n{role}"
+    before = goes_on or beginning(inquiry.client.tenant, head)
     if goes_on is None:
         (before,) = chains(before, [Message("system", stripped.text)])
     said = in_order(messages[first:])

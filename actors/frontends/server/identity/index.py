@@ -27,7 +27,7 @@ FIRST_PART, LATER_PARTS = 8, 500
 
 # Of more than a mere beginning; the plus: they are found by their chains, not by their turns.
 _PLACES = (
-    "select chain, agent, turns, mark, notes,"
+    "select chain, agent, turns, mark, notes, tools,"
     " chain = (select ends from agents where agents.agent = places.agent)"
     " from places where +turns > 0"
 )
@@ -36,21 +36,23 @@ _PLACES = (
 @dataclass(frozen=True, slots=True)
 class Place:
     """The first `turns` turns of an agent are the conversation of the hash `chain`. `mark` is the
-    hash of these turns' tokens, `notes` what it was told up to there, by rule, as JSON. `last`:
-    none of the agent's places is behind it."""
+    hash of these turns' tokens, `notes` what it was told up to there, by rule, and `tools` those it
+    did not begin with, as JSON both. `last`: none of the agent's places is behind it."""
 
     chain: bytes
     agent_id: str
     turns: int
     mark: str
     notes: str
+    tools: str = ""
     last: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """An agent that clients made: its `tools` by name, and what notes it was told at last, by rule,
-    as JSON both. `prompt`: the system prompt that it was made with for whoever names it."""
+    """An agent that clients made: the `tools` that it began with, by name, and what notes it was
+    told at last, by rule, as JSON both. `prompt`: the system prompt that it was made with for
+    whoever names it."""
 
     agent_id: str
     tenant: str
@@ -135,9 +137,9 @@ class Index:
     def beginnings(self, chain: bytes, tools: str) -> list[Place]:
         """Some of the places where agents with these `tools`, as JSON, begin as `chain` says."""
         rows = self._db.execute(
-            "select chain, places.agent, turns, mark, places.notes from places"
+            "select chain, places.agent, turns, mark, places.notes, places.tools from places"
             " join agents on agents.agent = places.agent"
-            f" where chain = ? and turns = 0 and tools = ? limit {SOME}",
+            f" where chain = ? and turns = 0 and agents.tools = ? limit {SOME}",
             (chain, tools),
         )
         return [self._place(*row) for row in rows]
@@ -216,15 +218,15 @@ class Index:
 
     def note(self, known: Known, keep: int, places: Iterable[Place], answer_id: str = "") -> None:
         """An agent took a turn behind its first `keep` turns, and has these `places` now, the last
-        its end; of tools and notes it was told those that are `known`. `answer_id` names what it
-        answered there."""
+        its end; it began with the tools that are `known`, and was told the notes. `answer_id` names
+        what it answered there."""
         agent_id, places, now = known.agent_id, list(places), self._clock()
         seal = self.sealed.write
         with self._db:
             left = self._leave(agent_id, keep)
             self._db.executemany(
-                "insert or replace into places values (?, ?, ?, ?, ?)",
-                [(p.chain, agent_id, p.turns, p.mark, seal(p.notes)) for p in places],
+                "insert or replace into places values (?, ?, ?, ?, ?, ?)",
+                [(p.chain, agent_id, p.turns, p.mark, seal(p.notes), p.tools) for p in places],
             )
             self._db.execute(
                 f"update agents set notes = ?, tools = ?, used = max(used, ?), ends = {ENDS}"

@@ -14,8 +14,8 @@ __all__ = ["Plan"]
 class Plan:
     """Who takes a turn, `known`, made of `parent` if that is given. Of it `keep` turns stay, which
     are the first `matched` messages said; `begins` has the notes that it knows there, and after
-    `tell`, which comes with the first new one of the user, the `notes`. `fresh`: it is to be made.
-    `tools`: its tools are others than those that it was told of. `alike`: it begins with the words
+    `tell`, which comes with the first new one of the user, the `notes`. Of `tools` beside those it
+    began with it knows `had` there. `fresh`: it is to be made. `alike`: it begins with the words
     of its parent, whose system prompt and tools are the same by the rules."""
 
     known: Known
@@ -28,7 +28,8 @@ class Plan:
     begins: str
     reuse: Reuse
     fresh: bool
-    tools: bool = False
+    had: str = ""
+    tools: str = ""
     alike: bool = False
 
     @property
@@ -43,7 +44,19 @@ class Plan:
         return next((at for at, said in enumerate(self.new) if said.role == "user"), 0)
 
     @property
+    def tells_tools(self) -> bool:
+        """Whether it is told of tools that it knows nothing of."""
+        return self.tools != self.had
+
+    @property
+    def apart(self) -> bool:
+        """Whether it is told of them by a turn of its own: nobody new is the user."""
+        return self.tells_tools and all(said.role != "user" for said in self.new)
+
+    @property
     def untold(self) -> bool:
-        """Whether there is nothing new to tell with, but what the user said last."""
+        """Whether there is nothing new to tell with, but what was said last: of tools behind
+        whatever that was, of all else with what the user said."""
         said = self.conversation.said
-        return bool(self.tell and said) and not self.new and said[-1].role == "user"
+        told = self.tells_tools or bool(self.tell and said and said[-1].role == "user")
+        return told and bool(said) and not self.new

@@ -93,14 +93,15 @@ class Resolver:
         place, known = found.place, found.known
         kept, tell = standing_rules(self._rules, place.notes, conversation.told)
         matched = conversation.depth(place.chain)
-        tools = dict(json.loads(known.tools))
-        others = bool(inquiry.goes_on) and not conversation.tools.items() <= tools.items()
-        if others:
-            known = replace(known, tools=_tools_of(tools | conversation.tools))
+        more = place.tools
+        if inquiry.goes_on and not conversation.tools.items() <= _told(known, place).items():
+            more = _tools_of(json.loads(more or "{}") | conversation.tools)
         again = matched == len(conversation.said) and not found.ends
         reuse = Reuse("again" if again else "goes on", kept, miss)
         said = conversation, tell, conversation.told, place.notes, reuse
-        plan = Plan(known, "", place.turns, matched, *said, fresh=False, tools=others)
+        plan = Plan(
+            known, "", place.turns, matched, *said, fresh=False, had=place.tools, tools=more
+        )
         if found.goes_on:
             return plan
         if waiting or (alone and not inquiry.goes_on):
@@ -156,8 +157,7 @@ class Resolver:
             if known is None or known.tenant != client.tenant:
                 continue
             # Fewer tools than it was told of are no other beginning.
-            told = json.loads(known.tools).items()
-            if not inquiry.goes_on and not said.tools.items() <= told:
+            if not inquiry.goes_on and not said.tools.items() <= _told(known, place).items():
                 continue
             if (stands := self._stands(place)) != "no":
                 ends = stands == "end"
@@ -267,6 +267,11 @@ class Resolver:
         if not shown or (place is None and at == 0):
             return ""
         return f"message {matched}, character {at}: {shown}"
+
+
+def _told(known: Known, place: Place) -> dict[str, str]:
+    """The tools that an agent was told of up to a place."""
+    return {**json.loads(known.tools), **json.loads(place.tools or "{}")}
 
 
 def _tools_of(tools: dict[str, str]) -> str:

@@ -14,7 +14,7 @@ __all__ = ["ENDS", "locked", "opened"]
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 
 _TABLES = """
 create table if not exists agents(
@@ -24,7 +24,8 @@ create table if not exists agents(
 create index if not exists threads on agents(tenant, thread);
 create table if not exists places(
     chain blob not null, agent text not null, turns integer not null, mark text not null,
-    notes text not null default '', primary key(chain, agent)) without rowid;
+    notes text not null default '', tools text not null default '', primary key(chain, agent))
+    without rowid;
 create index if not exists places_of on places(agent, turns);
 create table if not exists said(chain blob primary key, parent blob not null, text text not null)
     without rowid;
@@ -121,6 +122,9 @@ def _renew(database: sqlite3.Connection, version: int) -> None:
             "update places set notes = coalesce((select notes from agents"
             " where agents.agent = places.agent), '{}');"
         )
+    if "tools" not in _columns(database, "places"):
+        # Before, those that an agent was told later stood with those that it began with.
+        database.execute("alter table places add column tools text not null default ''")
     # Before, texts and answers stayed that an agent had gone back behind, and nothing else finds
     # them.
     for table in ("said", "answers")[version:]:

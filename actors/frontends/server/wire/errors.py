@@ -33,6 +33,7 @@ from kvactors.core.errors import (
     MailboxFull,
     MemoryExceeded,
     SystemStopped,
+    TemplateError,
     TurnTimeout,
 )
 
@@ -110,7 +111,8 @@ _STATUS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str | N
     (AgentExists, 409, "exists"),
     (AgentBusy, 409, "busy"),
     ((ExportRejected, ImportRejected), 400, None),
-    (InvalidInput, 400, None),
+    # What roles follow each other is said by the request.
+    ((InvalidInput, TemplateError), 400, None),
     (TurnTimeout, 504, "timeout"),
     (ClusterError, 503, "unavailable"),
     ((StorageError, KvactorsError), 500, None),
