@@ -17,7 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.hashing import common_prefix
+from kvactors.core.conversation.token_text import NEAR
 from kvactors.core.conversation.transcript import Transcript
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import InvalidInput
@@ -28,6 +30,7 @@ __all__ = [
     "MatchKind",
     "Message",
     "continue_behind",
+    "conversation_text",
     "match_messages",
     "match_text",
 ]
@@ -157,6 +160,23 @@ def continue_behind(
         target.turns.append(_merged(target, said, None))
     kind: MatchKind = "extend" if keep == len(turns) else "diverge"
     return Draft(keep, tuple(target.turns[keep:]), kind, target.system_prompt)
+
+
+def conversation_text(chat: ChatFormat, messages: Sequence[Message], system: str | None) -> str:
+    """What an agent that begins with a `system` prompt is told of `messages`, in the words of
+    `chat`, until it answers. Of all this only the ends of answers are tokenized. Raises
+    TemplateError."""
+    target = Transcript(chat, "", system)
+    for index, (role, text) in enumerate(messages):
+        if _answers(target, role):
+            shown, ended = chat.answer_text(text), chat.written_end(text)
+            ids = (*chat.encode(shown[-NEAR:]), *ended)
+            turn = Turn(role, text, ids, shown + chat.decode(ended), finish="stop")
+        else:
+            rendered = target.rendering(role, text, answer=_wants_answer(messages, index))
+            turn = Turn(role, text, (), rendered)
+        target.turns.append(turn)
+    return "".join(turn.rendered for turn in target.turns)
 
 
 def _system_and_rest(

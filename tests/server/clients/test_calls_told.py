@@ -1,13 +1,17 @@
 """What is told of an answer with calls: of one that was cut, and of the blanks around calls."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import httpx
 import pytest
-from puppets import Asks, Chat, Messages, call, puppet_server, with_tools
+from call_forms import channels, results_within, tools_apart
+from puppets import Asks, Chat, Messages, call, puppet_server, thinking, with_tools
 
 from kvactors.actors.frontends.server.web.serve import Server
 from kvactors.actors.testing import PuppetModel
 
+WAIT = 60
 INTERFACES = [Chat(stream=False), Chat(stream=True), Messages(stream=False), Messages(stream=True)]
 SECOND = call("read", path="b.py")
 BOTH = f"I look.\n{call('read', path='a.py')}\n{SECOND}"
@@ -68,3 +72,24 @@ def test_words_behind_a_call_stand_as_far_from_those_before_it_as_they_were(
     said = ask(server, [{"role": "user", "content": f"say behind {ask}"}])
 
     assert said.text == "I look.\n\nDone."
+
+
+@pytest.mark.parametrize("tokenizer", [thinking, with_tools, tools_apart, results_within, channels])
+def test_a_loop_of_tools_is_counted_as_it_is_used(tokenizer: Callable[[], Any]) -> None:
+    tool = {"name": "read", "input_schema": {"type": "object"}}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Read them."}]
+    for number in range(4):
+        asked = {"type": "tool_use", "id": f"id{number}", "name": "read", "input": {"path": "a"}}
+        result = {"type": "tool_result", "tool_use_id": f"id{number}", "content": f"of {number}"}
+        words = [{"type": "text", "text": "Go on."}] * (number % 2)
+        messages += [
+            {"role": "assistant", "content": [*words, asked]},
+            {"role": "user", "content": [result, *words]},
+        ]
+    body = {"model": "any", "messages": messages, "tools": [tool], "system": "Be kind."}
+    with puppet_server(PuppetModel(["So."], tokenizer=tokenizer)) as server:
+        url = f"{server.url}/v1/messages"
+        counted = httpx.post(f"{url}/count_tokens", json=body, timeout=WAIT).json()
+        used = httpx.post(url, json={**body, "max_tokens": 9}, timeout=WAIT).json()["usage"]
+
+    assert counted == {"input_tokens": used["input_tokens"] + used["cache_read_input_tokens"]}

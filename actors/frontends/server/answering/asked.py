@@ -1,12 +1,14 @@
 """What an inquiry asks, in the words of the model: turns, drawing, tokens."""
 
 from dataclasses import replace
+from itertools import takewhile
 
 from kvactors.actors.frontends.server.answering.home import Home, Speaker
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
 from kvactors.actors.frontends.server.identity.plan import Plan
 from kvactors.actors.turns.prompt import Continuation
+from kvactors.core.conversation.prefix_match import conversation_text
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["continuation", "prompt_tokens", "sampling_of", "shortened"]
@@ -85,19 +87,12 @@ def _most_tokens(text: str) -> int:
 def prompt_tokens(dialect: Dialect, inquiry: Inquiry) -> int:
     """How many tokens an `inquiry` has that begins anew, in a `dialect`; of a long one within one
     for each 64 Ki of its characters."""
-    chat, first = dialect.chat, True
-    system = "\n\n".join(m.text for m in inquiry.messages if m.role == "system")
-    text = ""
-    for message in inquiry.messages:
-        if message.role == "system":
-            continue
-        role, said = dialect.turn(message)
-        if first:
-            opening = dialect.system(system, inquiry.tools, role)
-            text += chat.opening(role, said, system=opening, answer=True)
-        else:
-            text += chat.following(role, said, answer=True)
-        first = False
+    chat, messages = dialect.chat, list(inquiry.messages)
+    leading = [*takewhile(lambda message: message.role == "system", messages)]
+    told = messages[len(leading) :] or leading
+    system = "\n\n".join(message.text for message in leading if told is not leading)
+    begins = dialect.system(system, inquiry.tools, told[0].role if told else "user")
+    text = conversation_text(chat, [dialect.turn(message) for message in told], begins)
     # In parts: who reads or writes meanwhile waits for one of them.
     parts = range(0, len(text), AT_ONCE)
     return sum(len(chat.encode(text[begin : begin + AT_ONCE])) for begin in parts)
