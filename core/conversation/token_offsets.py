@@ -11,7 +11,9 @@ nothing whole yet ends with the token that completes it.
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
-__all__ = ["token_boundary", "token_ends"]
+from kvactors.core.conversation.hashing import common_prefix
+
+__all__ = ["token_boundary", "token_ends", "written_within"]
 
 # Tokens that one character, or a run of characters decoded together, may take.
 LONGEST_GROUP = 32
@@ -51,6 +53,18 @@ def token_ends(
 def token_boundary(ends: Sequence[int], characters: int) -> int:
     """Tokens that lie wholly within the first `characters` characters; `ends` ascending."""
     return bisect_right(ends, characters)
+
+
+def written_within(text: str, written: str, characters: int, write: Callable[[str], str]) -> str:
+    """What of a `text` stands in the first `characters` of what was `written` of it, as `write`
+    does: a template may trim what is said, or write it in another way."""
+    if written.startswith(text):
+        return text[:characters]
+
+    def reached(length: int) -> int:
+        return common_prefix(write(text[:length]), written)
+
+    return text[: bisect_right(range(len(text) + 1), characters, key=reached) - 1]
 
 
 def _find(text: str, place: int, piece: str) -> int | None:

@@ -19,11 +19,12 @@ Under another tokenizer a turn is rendered and tokenized again from its text, an
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from kvactors.core.conversation.answered import AnsweredRequests
 from kvactors.core.conversation.chat_format import ChatFormat
-from kvactors.core.conversation.token_offsets import token_boundary, token_ends
+from kvactors.core.conversation.token_offsets import token_boundary, token_ends, written_within
 from kvactors.core.conversation.tool_format import last_answer, told_by_user
 from kvactors.core.conversation.turn import Source, Turn, answered, from_entry, to_entry
 from kvactors.core.errors import SystemPromptMismatch
@@ -40,9 +41,8 @@ _MOST_CUT = 8
 class Transcript:
     """The turns of one agent under one tokenizer. Owned by its agent actor.
 
-    `tokenizer_id` names the tokenizer of `chat` that made the ids, whatever its template; turns
-    that another one made are rendered again by `restore`. `system_prompt`: what its first turn
-    begins with.
+    `tokenizer_id` names the tokenizer of `chat`, whatever its template; turns that another one made
+    are rendered again by `restore`. `system_prompt`: what its first turn begins with.
     """
 
     def __init__(
@@ -82,8 +82,7 @@ class Transcript:
             self.answered.note(record["request"], self.turns[keep:])
 
     def under(self, chat: ChatFormat, tokenizer_id: str) -> "Transcript":
-        """The same memory under another model's tokenizer, as `restore` would make it; itself
-        under its own. Raises TemplateError."""
+        """The same memory under another model's tokenizer, or itself. Raises TemplateError."""
         if chat is self.chat:
             return self
         other = Transcript(chat, tokenizer_id, self.system_prompt)
@@ -138,11 +137,9 @@ class Transcript:
     def rendering(
         self, role: str, text: str, *, answer: bool, after: Sequence[Turn] | None = None
     ) -> str:
-        """What `render` tokenizes of `role`, `text` and `answer`, behind the turns `after`
-        (default: all)."""
+        """`render`'s words for `role`, `text`, `answer`, behind the turns `after` (default: all)."""
         after = self.turns if after is None else after
-        closing = self._closing(after, role=role)
-        return closing + self._frame(role, text, after, answer=answer)
+        return self._closing(after, role=role) + self._frame(role, text, after, answer=answer)
 
     def answer(
         self, tokens: Sequence[int], finish: str, *, raw: bool = False, stop: Sequence[str] = ()
@@ -170,8 +167,7 @@ class Transcript:
         return self._cut(turn, ends, token_boundary(ends, characters))
 
     def cut(self, turn: Turn, tokens: int) -> Turn:
-        """The first `tokens` tokens of one of its turns. A character whose last token goes is
-        no longer part of its text."""
+        """The first `tokens` tokens of one of its turns, and what characters are whole in them."""
         return self._cut(turn, _ends(self.chat, turn), tokens)
 
     # -- what is remembered ------------------------------------------------------------
@@ -219,20 +215,25 @@ class Transcript:
         return self.chat.opening(role, text, system=self.system_prompt, answer=answer)
 
     def _closing(self, turns: Sequence[Turn], back: int = _MOST_CUT, *, role: str = "user") -> str:
-        """The text that the last of these turns lacks before one of this `role` may follow; it
-        depends on what so many before it lack, at most."""
+        """What the last of these turns lacks before one of this `role` may follow; it depends on
+        what so many before it lack, at most."""
         if not turns or turns[-1].raw:
             return ""
         *before, last = turns
         if last.is_answer:
             return self.chat.closing_after(last.token_ids, answered=True, role=role)
-        # A prompt lacks something if a rewind cut it, or if its answer is gone.
+        # A prompt lacks something if its answer is gone, or if a rewind cut it.
+        unanswered = self.chat.closing_after((), answered=True)
+        if last.asked:
+            return unanswered
+        begin, _, tail = self._frame(last.role, PROBE, before, answer=False).partition(PROBE)
         for head in _heads(before, self._closing, back):
             for answer in (False, True):
                 whole = head + self._frame(last.role, last.text, before, answer=answer)
                 if whole.startswith(last.rendered):
-                    unanswered = self.chat.closing_after((), answered=True) if answer else ""
-                    return whole[len(last.rendered) :] + unanswered
+                    return whole[len(last.rendered) :] + unanswered * answer
+            if last.rendered.startswith(head + begin) and not last.rendered.endswith(tail):
+                return tail
         return ""
 
     def _cut(self, turn: Turn, ends: Sequence[int], tokens: int) -> Turn:
@@ -240,22 +241,25 @@ class Transcript:
         characters = max((end for end in ends[:tokens] if end < following), default=0)
         return replace(
             turn,
-            text=turn.text[: max(0, characters - self._start_of_text(turn))],
+            text=self._text_within(turn, characters),
             token_ids=turn.token_ids[:tokens],
             rendered=turn.rendered[:characters],
             finish="cut" if turn.is_answer else None,
             asked=False,
         )
 
-    def _start_of_text(self, turn: Turn) -> int:
-        """Where a turn's text begins in what was rendered of it."""
+    def _text_within(self, turn: Turn, characters: int) -> str:
+        """What of a turn's text stands in the first `characters` of what was rendered of it."""
         if turn.is_answer or turn.raw:
-            return turn.rendered.find(turn.text)
-        place = next(place for place, own in enumerate(self.turns) if own is turn)
-        before = self.turns[:place]
-        head, _, _ = self._frame(turn.role, PROBE, before, answer=True).partition(PROBE)
-        place = turn.rendered.find(head)
-        return place + len(head) if place >= 0 else len(turn.rendered)
+            return turn.text[: max(0, characters - turn.rendered.find(turn.text))]
+        before = next(self.turns[:at] for at, own in enumerate(self.turns) if own is turn)
+        told = partial(self._frame, turn.role, after=before, answer=True)
+        head = told(PROBE).partition(PROBE)[0]
+        start = turn.rendered.find(head) + len(head)
+        if start < len(head) or characters <= start:
+            return ""
+        rest, write = turn.rendered[start:], lambda text: told(text).removeprefix(head)
+        return written_within(turn.text, rest, characters - start, write)
 
     def _read(self, source: Source) -> Turn:
         """A stored turn; rendered again from its text if another tokenizer made it."""
@@ -290,9 +294,7 @@ def _heads(
 ) -> Iterator[str]:
     """What the rendering of a prompt behind these turns may begin with, one after the other: what
     they lack, by `closing`, and so many further `back`."""
-    if before and before[-1].is_answer:
-        yield closing(before, back)
-        return
-    yield ""
-    if before and back:
+    answered = bool(before) and before[-1].is_answer
+    yield closing(before, back) if answered else ""
+    if before and back and not answered:
         yield closing(before, back - 1)

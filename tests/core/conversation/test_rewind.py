@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from call_forms import tokenizer_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_tokenizers import chat_format, raw_turn, recorded, remembering, talk
 
+from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.rewind import cut_at_token, cut_turns
 from kvactors.core.conversation.transcript import Transcript
 from kvactors.core.errors import RewindOutOfRange
@@ -184,3 +186,35 @@ def test_a_newer_record_is_refused() -> None:
 
     with pytest.raises(ValueError, match="version 3"):
         Transcript.restore(chat, "test", [{**record, "version": 3}])
+
+
+@pytest.mark.parametrize("write", ["m.content", "m.content | trim", "m.content | tojson"])
+def test_nothing_is_told_again_that_a_cut_turn_lost_however_the_template_writes_it(
+    write: str,
+) -> None:
+    template = (
+        f"{{% for m in messages %}}<|s|>{{{{ m.role }}}}\n{{{{ {write} }}}}<|e|>\n{{% endfor %}}"
+        "{% if add_generation_prompt %}<|s|>assistant\n{% endif %}"
+    )
+    chat = ChatFormat(tokenizer_with(template, ["<|s|>", "<|e|>"], ["<|e|>"]))
+    text = '\n  say "this",\nnot THAT "there" '
+    whole = Transcript(chat, "t").render("user", text, answer=True)
+    head, _, rest = whole.rendered.partition("user\n")
+    first = len(chat.encode(head + "user\n"))
+    last = len(whole.token_ids) - len(chat.encode(rest[rest.index("<|e|>") :]))
+    assert last > first + 10
+
+    for tokens in range(first + 1, last + 1):
+        transcript = Transcript(chat, "t")
+        transcript.extend([whole, transcript.answer(chat.encode("a<|e|>"), "stop")])
+        _, cut = cut_at_token(transcript, tokens)
+        transcript.extend(cut, 0)
+        kept = cut[0].rendered
+
+        told = chat.decode(
+            [*transcript.token_ids, *transcript.render("user", "so", answer=True).token_ids]
+        )
+
+        lost = told.removeprefix(kept).partition("<|s|>")[0]
+        assert lost in ('"<|e|>\n', "<|e|>\n")
+        assert text.startswith(cut[0].text)
