@@ -137,7 +137,7 @@ class Transcript:
     def rendering(
         self, role: str, text: str, *, answer: bool, after: Sequence[Turn] | None = None
     ) -> str:
-        """`render`'s words for `role`, `text`, `answer`, behind the turns `after` (default: all)."""
+        """The rendering of `role`, `text` and `answer` behind the turns `after` (default: all)."""
         after = self.turns if after is None else after
         return self._closing(after, role=role) + self._frame(role, text, after, answer=answer)
 
