@@ -16,6 +16,7 @@ from kvactors.actors.agents.request_builder import (
     log_prompt,
     make_answer,
     retokenized_tokens,
+    said_in,
     told,
 )
 from kvactors.actors.agents.rewinding import rewind
@@ -207,7 +208,9 @@ class AgentActor(SystemActor):
         self._end()
         text = answer[0].text if answer else ""
         log_answer(finished, text, with_text=self.services.log_text)
-        ask.ticket.resolve(make_reply(finished, text, draft.match, ask.ticket, retokenized))
+        words = said_in(self.transcript.chat, ask, text)
+        made = make_reply(finished, text, words, draft.match, ask.ticket, retokenized)
+        ask.ticket.resolve(made)
 
     @handles(Rewind)
     def _rewind(self, message: Rewind) -> None:

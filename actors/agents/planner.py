@@ -152,8 +152,9 @@ class Planner:
             return turn
         if turn.raw:
             return replace(turn, token_ids=tuple(after.chat.begun(turn.token_ids)))
-        was = self.transcript.rendering(turn.role, turn.text, answer=turn.asked, after=before)
-        now = after.render(turn.role, turn.text, answer=turn.asked)
+        own = self.transcript.as_asked(turn)
+        was = own.rendering(turn.role, turn.text, answer=turn.asked, after=before)
+        now = after.as_asked(turn).render(turn.role, turn.text, answer=turn.asked)
         # A turn that was cut is not rendered whole, and stays as it is.
         if turn.rendered != was or turn.token_ids == now.token_ids:
             return turn

@@ -5,6 +5,7 @@ thread."""
 from collections.abc import Sequence
 from dataclasses import replace
 
+from kvactors.actors.agents.request_builder import said_in
 from kvactors.actors.agents.services import AgentServices
 from kvactors.actors.turns.messages_agent import Ask
 from kvactors.actors.turns.reply import FinishReason, recorded_reply
@@ -29,7 +30,8 @@ def answer_again(
     services.confirm(ticket)
     # An answer that was wanted and is not there was withdrawn.
     otherwise: FinishReason = "cancelled" if ask.turn.answer else "stop"
-    ticket.resolve(recorded_reply(answer, ticket, otherwise))
+    words = said_in(chat, ask, answer[0].text) if answer else ""
+    ticket.resolve(recorded_reply(answer, words, ticket, otherwise))
 
 
 def _as_said(turn: Turn, chat: ChatFormat) -> Turn:
@@ -43,4 +45,4 @@ def withdraw(ask: Ask, transcript: Transcript, services: AgentServices) -> None:
     answered with nothing, and reply so."""
     record = transcript.extend((), request_id=ask.turn.request_id)
     services.save(ask.ticket.agent_id, record, ask.ticket, ())
-    ask.ticket.resolve(recorded_reply((), ask.ticket, "cancelled"))
+    ask.ticket.resolve(recorded_reply((), "", ask.ticket, "cancelled"))

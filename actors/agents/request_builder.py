@@ -50,6 +50,7 @@ __all__ = [
     "make_draft",
     "make_request",
     "retokenized_tokens",
+    "said_in",
     "told",
 ]
 
@@ -174,6 +175,15 @@ def make_answer(
     if sampling.choices and not prompt.raw and turn.text not in sampling.choices:
         turn = replace(turn, text=turn.text.removeprefix(transcript.chat.shown_lead))
     return (turn,)
+
+
+def said_in(chat: ChatFormat, ask: Ask, text: str) -> str:
+    """What of the `text` that answers `ask` is neither thought nor a header, by `chat`; all of it
+    where no template wrote the prompt, or where it has a form, which thoughts have not."""
+    sampling, chat = ask.turn.sampling, chat.told(ask.turn.template_kwargs)
+    formed = bool(sampling.choices or sampling.grammar) and not chat.header
+    raw = isinstance(ask.turn.prompt, NewTokenIds | WholeText)
+    return text if raw or formed else chat.words(text)
 
 
 def make_choices(transcript: Transcript, draft: Draft, ask: Ask) -> Choices:

@@ -101,6 +101,7 @@ class Journal:
 def _of_turn(reply: Reply) -> dict[str, Any]:
     return {
         "text": reply.text,
+        "answer": reply.answer,
         "token_ids": list(reply.token_ids),
         "finish_reason": reply.finish_reason,
         "scores": None if reply.scores is None else dict(reply.scores),

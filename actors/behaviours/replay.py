@@ -172,7 +172,8 @@ class _Recorded:
             return None
         if recorded["kind"] == "answer":
             return unpack(recorded["value"], self._types)
-        return SimpleNamespace(**recorded)
+        # Journals of before have the text alone.
+        return SimpleNamespace(**{"answer": recorded.get("text"), **recorded})
 
     def _next(self, kind: str) -> int:
         self._counts[kind] += 1

@@ -3,8 +3,8 @@
 Checked on the caller's thread, before anything is sent.
 """
 
+import json
 from collections.abc import Mapping, Sequence, Set
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from kvactors.actors.turns.checks import check_flag
 from kvactors.core.conversation.prefix_match import Message
 from kvactors.core.errors import EmptyPrompt, InvalidInput, TokenOutOfRange
 from kvactors.core.model.info import ModelInfo
-from kvactors.core.model.options import check_template_kwargs
+from kvactors.core.model.options import MOST_TOLD, check_template_kwargs
 from kvactors.core.numbers import number, whole
 from kvactors.core.text import check_text
 
@@ -125,14 +125,15 @@ def check_threshold(threshold: object) -> float:
 def check_told(template_kwargs: object, *, raw: bool) -> dict[str, Any] | None:
     """The `template_kwargs` of a turn, whose prompt may be `raw`; None for none. Raises
     InvalidInput."""
-    check_template_kwargs(template_kwargs, InvalidInput)
+    written = check_template_kwargs(template_kwargs, InvalidInput, MOST_TOLD)
     if template_kwargs and raw:
         raise InvalidInput(
             "template_kwargs are for what the chat template writes: token ids, and a text with "
             "match=True, are appended as they are"
         )
-    # Its own: what the caller changes later is not meant.
-    return deepcopy(template_kwargs) if isinstance(template_kwargs, dict) else None
+    # What the caller changes later is not meant.
+    told: dict[str, Any] | None = json.loads(written)
+    return told
 
 
 def check_text_or_ids(prompt: object, vocabulary: int, *, match: bool) -> str | tuple[int, ...]:

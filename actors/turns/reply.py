@@ -55,7 +55,9 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The end of a turn. `token_ids` are exactly what the answer appended to the transcript.
+    """The end of a turn. `token_ids` are exactly what the answer appended to the transcript, `text`
+    is what they say, and `answer` what of it is meant for who asked: without what the model thought
+    and the headers of its messages.
 
     `cache` says where the agent's KV was when the turn began. `match` says how the whole
     conversation that was asked compared with the transcript; None for a turn that just appends.
@@ -81,6 +83,7 @@ class Reply:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     recorded: bool = False
+    answer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +107,16 @@ def turn_ended(ticket: Ticket) -> TurnEnded:
 
 
 def make_reply(
-    finished: Finished, text: str, match: MatchKind | None, ticket: Ticket, retokenized: int
+    finished: Finished,
+    text: str,
+    answer: str,
+    match: MatchKind | None,
+    ticket: Ticket,
+    retokenized: int,
 ) -> Reply:
-    """The reply of a turn that has `finished`: its `text`, how its conversation compared (`match`),
-    the futures of its `ticket`, and how many tokens were `retokenized`."""
+    """The reply of a turn that has `finished`: its `text`, the `answer` in that, how its
+    conversation compared (`match`), the futures of its `ticket`, and how many tokens were
+    `retokenized`."""
     request = finished.request
     begin = request.submitted_at
 
@@ -140,14 +149,16 @@ def make_reply(
         scores=dict(zip(request.sampling.choices, request.scores, strict=False)) or None,
         logprobs=tuple(request.logprobs),
         prompt_logprobs=_of_prompt(request),
+        answer=answer,
     )
 
 
 def recorded_reply(
-    answer: Sequence[Turn], ticket: Ticket, otherwise: FinishReason = "stop"
+    answer: Sequence[Turn], words: str, ticket: Ticket, otherwise: FinishReason = "stop"
 ) -> Reply:
     """The reply of a turn that was taken before: its `answer` (none, if nothing was to be said:
-    then it has ended as `otherwise` says) for who waits by this `ticket`."""
+    then it has ended as `otherwise` says), and the `words` in that, for who waits by this
+    `ticket`."""
     turn = answer[0] if answer else Turn("assistant", "", (), "", finish=otherwise)
     return Reply(
         text=turn.text,
@@ -160,6 +171,7 @@ def recorded_reply(
         durable=ticket.durable,
         cached=ticket.cached,
         recorded=True,
+        answer=words,
     )
 
 

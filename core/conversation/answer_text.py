@@ -11,6 +11,7 @@ from kvactors.core.conversation.tool_format import (
     ends_of_calls,
     headers,
     names_results,
+    said_to_user,
 )
 from kvactors.core.errors import TemplateError
 
@@ -74,8 +75,30 @@ class AnswerText(TemplateText):
         return text if text.startswith(begins) else self.shown_lead + text
 
     def words(self, text: str) -> str:
-        """What the last message of an answer's `text` says, where each has a header; all, else."""
-        return text.rpartition("<|message|>")[2] if self.header else text
+        """What an answer's `text` says, without thoughts and the headers of messages."""
+        if self.header:
+            return said_to_user(text)
+        start, end = self.think_marks
+        _, thought, said = text.rpartition(end) if end else ("", "", text)
+        if self.opens_thought and not thought:
+            return ""
+        # One that was cut has no end.
+        said = said.partition(start)[0] if start else said
+        return said.lstrip() if thought else said
+
+    @property
+    def think_marks(self) -> tuple[str, str]:
+        """What thoughts begin and end with, by mlx-lm; "" for none."""
+        if not getattr(self.tokenizer, "has_thinking", False):
+            return "", ""
+        return str(self.tokenizer.think_start), str(self.tokenizer.think_end)
+
+    @cached_property
+    def opens_thought(self) -> bool:
+        """Whether the template itself begins to think where an answer begins."""
+        start, end = self.think_marks
+        known, asked = bool(start) and self.has_template, self._asked
+        return known and asked.rfind(start) > asked.rfind(end)
 
     @cached_property
     def shown_lead(self) -> str:

@@ -24,22 +24,25 @@ __all__ = ["ChatFormat"]
 USUAL_ROLES = ("system", "user", "assistant")
 
 _ASK, _ANSWER = QUESTION["content"], ANSWER["content"]
-# Ways to be told that are kept, and characters of one.
-_MOST_TOLD, _LONGEST_TOLD = 64, 4096
+# Ways to be told that are kept.
+_MOST_TOLD = 64
 
 
 class ChatFormat(AnswerText):
     """A tokenizer and its chat template, as far as an agent needs them, told `template_kwargs`;
-    `first` is the one that was told less. Any thread."""
+    `first` is the one that was told less, and `more` what it was not. Any thread."""
 
     def __init__(
         self,
         tokenizer: Any,
         template_kwargs: Mapping[str, Any] | None = None,
         first: "ChatFormat | None" = None,
+        more: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(tokenizer, template_kwargs, first)
+        super().__init__(tokenizer, {**(template_kwargs or {}), **(more or {})}, first)
         self._first = first
+        self.usual = first or self
+        self.more = more
         self._grammar_tokens: GrammarTokens | None = None
         self._told = dict[str, ChatFormat]()
 
@@ -52,19 +55,30 @@ class ChatFormat(AnswerText):
         key = json.dumps(read, sort_keys=True)
         made = self._told.get(key)
         if made is None:
-            made = ChatFormat(self.tokenizer, {**self._kwargs, **read}, self)
+            made = ChatFormat(self.tokenizer, self._kwargs, self, read)
             if len(self._told) >= _MOST_TOLD:
                 self._told.clear()
-            if len(key) <= _LONGEST_TOLD:
-                self._told[key] = made
+            self._told[key] = made
         return made
 
-    @cached_property
-    def head(self) -> str:
-        """What stands before a first question, with a system prompt and without."""
+    def begun_by(self, template_kwargs: Mapping[str, Any]) -> str:
+        """Those of `template_kwargs`, as JSON, by which the template writes something else before a
+        first question than it does without; "" for none. Raises TemplateError."""
+        known = {n: v for n, v in template_kwargs.items() if self._begins_by({n: v})}
+        together = known or (template_kwargs if self._begins_by(template_kwargs) else {})
+        return json.dumps(together, sort_keys=True) if together else ""
+
+    def _begins_by(self, told: Mapping[str, Any]) -> bool:
+        """Whether what is `told` changes what stands before a first question; both are rendered
+        now, for some templates write the day there."""
+        chat = self.told(told)
         system = {"role": "system", "content": _ANSWER}
         heads = [[QUESTION], *([[system, QUESTION]] if self.tells_system else [])]
-        return "".join(self.render(head, answer=True).partition(_ASK)[0] for head in heads)
+        return chat is not self and any(
+            chat.render(head, answer=True).partition(_ASK)[0]
+            != self.render(head, answer=True).partition(_ASK)[0]
+            for head in heads
+        )
 
     def grammar_tokens(self, size: int) -> GrammarTokens:
         """Its tokens as grammars know them, ids below `size`; made once for a model. Raises

@@ -240,7 +240,8 @@ def _merged(target: Transcript, said: Sequence[Message], head: Turn | None) -> T
     rest = rendered[len(head.rendered) :]
     ids = (*head.token_ids, *target.chat.encode_rest(rest))
     if not _answers(target, role):
-        return Turn(role, text, ids, rendered, asked=_wants_answer(said, index))
+        asked, more = _wants_answer(said, index), target.chat.more
+        return Turn(role, text, ids, rendered, asked=asked, told=more)
     ended = target.chat.written_end(text)
     return Turn(role, text, (*ids, *ended), rendered + target.chat.decode(ended), finish="stop")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from kvactors.core.conversation.hashing import common_prefix
 
-__all__ = ["token_boundary", "token_ends", "written_within"]
+__all__ = ["token_boundary", "token_ends", "written_ends", "written_within"]
 
 # Tokens that one character, or a run of characters decoded together, may take.
 LONGEST_GROUP = 32
@@ -53,6 +53,21 @@ def token_ends(
 def token_boundary(ends: Sequence[int], characters: int) -> int:
     """Tokens that lie wholly within the first `characters` characters; `ends` ascending."""
     return bisect_right(ends, characters)
+
+
+def written_ends(
+    decode: Callable[[Sequence[int]], str],
+    begins: tuple[int, ...],
+    token_ids: Sequence[int],
+    text: str,
+) -> list[int]:
+    """As `token_ends` of `token_ids` in a `text` by `decode`, where the tokens `begins`, with which
+    the tokenizer begins texts and which nobody wrote, end with the one behind them."""
+    added = len(begins)
+    if tuple(token_ids[:added]) != begins or text.startswith(decode(begins)):
+        added = 0
+    ends = token_ends(decode, token_ids[added:], text)
+    return [*ends[:1] * added, *ends]
 
 
 def written_within(text: str, written: str, characters: int, write: Callable[[str], str]) -> str:

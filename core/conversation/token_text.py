@@ -183,19 +183,33 @@ class TemplateText(TokenText):
         return self.encode(rendered) if self.has_template else self.encode_whole(rendered)
 
     def reads(self, name: str) -> bool:
-        """Whether the template may read a variable of this name: its text has it, or is not known,
-        as that of templates that are programs."""
+        """Whether the template may read a variable of this name: it has it, or its text is not
+        known, as that of templates that are programs."""
         return self.has_template and (self._source is None or self.shows(name))
 
     def shows(self, name: str) -> bool:
-        """Whether the text of the template has this word, or mlx-lm tells its program of it."""
+        """Whether the text of the template has this variable, or mlx-lm tells its program of it."""
         if self._source is None:
             return self.has_template and name == "enable_thinking"
-        return re.search(rf"\b{re.escape(name)}\b", self._source) is not None
+        if self._variables is None:
+            return re.search(rf"\b{re.escape(name)}\b", self._source) is not None
+        return name in self._variables
 
     def names(self, value: str) -> bool:
         """Whether the text of the template has this `value` between quotes."""
         return re.search(rf"""(['"]){re.escape(value)}\1""", self._source or "") is not None
+
+    @cached_property
+    def _variables(self) -> frozenset[str] | None:
+        """The variables of the template's text; None where Jinja alone cannot read it."""
+        # mlx-lm has it; it takes a while to import.
+        from jinja2 import Environment, TemplateError, meta
+
+        jinja = Environment(extensions=["jinja2.ext.loopcontrols"])
+        try:
+            return frozenset(meta.find_undeclared_variables(jinja.parse(self._source or "")))
+        except TemplateError:
+            return None
 
     @cached_property
     def _source(self) -> str | None:

@@ -20,6 +20,7 @@ __all__ = [
     "last_answer",
     "names_results",
     "result_of",
+    "said_to_user",
     "told_by_user",
     "with_calls",
     "with_tools",
@@ -170,6 +171,21 @@ def called_at(said: str, place: int) -> Made:
 def headers(text: str) -> list[str]:
     """The headers of an answer's messages, where each has one."""
     return _HEADER.findall(text)
+
+
+def said_to_user(text: str) -> str:
+    """What an answer's `text` says to who asked, where each message has a header: neither what is
+    analysed nor calls, in paragraphs. A text without headers is all said."""
+    found = [*_HEADER.finditer(text)]
+    if not found:
+        return text
+    ends = [*(header.start() for header in found[1:]), len(text)]
+    said = [
+        re.sub(r"<\|(end|call|return)\|>.*$", "", text[header.end() : end], flags=re.DOTALL)
+        for header, end in zip(found, ends, strict=True)
+        if "analysis" not in header[1] and not called(header[1])
+    ]
+    return "\n\n".join(filter(None, said))
 
 
 def _calling(text: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -10,24 +10,27 @@ it are kept (`keep`; all, if it is not there) and which follow:
     {"version": 2, "tokenizer": ..., "turns": [q2, a2]}            q1 a1 q2 a2
     {"version": 2, "tokenizer": ..., "keep": 2, "turns": [q3, a3]} q1 a1 q3 a3
 
-A summary of turns that left the context has `stands_for`, their number. A record of a turn that
-was asked with a request id has it as `request`.
+A summary of turns that left the context has `stands_for`, their number. A prompt for which the
+chat template was told more than usual has that as `template_kwargs`. A record of a turn that was
+asked with a request id has it as `request`.
 
 Under another tokenizer a turn is rendered and tokenized again from its text, and keeps its
 `source`: under the first one it is again, to the token, what it was.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from kvactors.core.conversation.answered import AnsweredRequests
 from kvactors.core.conversation.chat_format import ChatFormat
-from kvactors.core.conversation.token_offsets import token_boundary, token_ends, written_within
+from kvactors.core.conversation.token_offsets import token_boundary, written_ends, written_within
 from kvactors.core.conversation.tool_format import last_answer, told_by_user
-from kvactors.core.conversation.turn import Source, Turn, answered, from_entry, to_entry
-from kvactors.core.errors import SystemPromptMismatch
+from kvactors.core.conversation.turn import Source, Turn, answered, beginnings, from_entry, to_entry
+from kvactors.core.errors import SystemPromptMismatch, TemplateError
 
 __all__ = ["Transcript"]
 
@@ -105,6 +108,13 @@ class Transcript:
         other.turns, other.answered = list(self.turns), self.answered.copy()
         return other
 
+    def as_asked(self, turn: Turn) -> "Transcript":
+        """The same memory, only to be read, under the template as it was for this turn of it."""
+        seen = copy(self)
+        with suppress(TemplateError):
+            seen.chat = self.chat.usual.told(turn.told)
+        return seen
+
     @property
     def token_ids(self) -> list[int]:
         """All token ids, a new list."""
@@ -132,7 +142,9 @@ class Transcript:
         the assistant is to answer it."""
         rendered = self.rendering(role, text, answer=answer)
         encode = self.chat.encode if self.turns else self.chat.encode_opening
-        return Turn(role, text, tuple(encode(rendered)), rendered, asked=answer)
+        return Turn(
+            role, text, tuple(encode(rendered)), rendered, asked=answer, told=self.chat.more
+        )
 
     def rendering(
         self, role: str, text: str, *, answer: bool, after: Sequence[Turn] | None = None
@@ -163,12 +175,12 @@ class Transcript:
     def head(self, turn: Turn, characters: int) -> Turn:
         """The tokens of one of its turns that lie within the first characters of that turn's
         rendered text."""
-        ends = _ends(self.chat, turn)
+        ends = self._ends(turn)
         return self._cut(turn, ends, token_boundary(ends, characters))
 
     def cut(self, turn: Turn, tokens: int) -> Turn:
         """The first `tokens` tokens of one of its turns, and what characters are whole in them."""
-        return self._cut(turn, _ends(self.chat, turn), tokens)
+        return self._cut(turn, self._ends(turn), tokens)
 
     # -- what is remembered ------------------------------------------------------------
 
@@ -222,19 +234,20 @@ class Transcript:
         *before, last = turns
         if last.is_answer:
             return self.chat.closing_after(last.token_ids, answered=True, role=role)
-        # A prompt lacks something if its answer is gone, or if a rewind cut it.
-        unanswered = self.chat.closing_after((), answered=True)
-        if last.asked:
-            return unanswered
-        begin, _, tail = self._frame(last.role, PROBE, before, answer=False).partition(PROBE)
-        for head in _heads(before, self._closing, back):
+        # A prompt lacks something if a rewind cut it, or if its answer is gone.
+        unanswered, own = self.chat.closing_after((), answered=True), self.as_asked(last)
+        begin, _, tail = own._frame(last.role, PROBE, before, answer=False).partition(PROBE)
+        for head in beginnings(before, self._closing, back):
             for answer in (False, True):
-                whole = head + self._frame(last.role, last.text, before, answer=answer)
+                whole = head + own._frame(last.role, last.text, before, answer=answer)
                 if whole.startswith(last.rendered):
                     return whole[len(last.rendered) :] + unanswered * answer
             if last.rendered.startswith(head + begin) and not last.rendered.endswith(tail):
                 return tail
         return ""
+
+    def _ends(self, turn: Turn) -> list[int]:
+        return written_ends(self.chat.decode, self.chat.begins, turn.token_ids, turn.rendered)
 
     def _cut(self, turn: Turn, ends: Sequence[int], tokens: int) -> Turn:
         following = ends[tokens] if tokens < len(ends) else len(turn.rendered) + 1
@@ -253,7 +266,7 @@ class Transcript:
         if turn.is_answer or turn.raw:
             return turn.text[: max(0, characters - turn.rendered.find(turn.text))]
         before = next(self.turns[:at] for at, own in enumerate(self.turns) if own is turn)
-        told = partial(self._frame, turn.role, after=before, answer=True)
+        told = partial(self.as_asked(turn)._frame, turn.role, after=before, answer=True)
         head = told(PROBE).partition(PROBE)[0]
         start = turn.rendered.find(head) + len(head)
         if start < len(head) or characters <= start:
@@ -277,24 +290,3 @@ class Transcript:
                 role, text = told_by_user(text)
             turn = self.render(role, text, answer=source.answered)
         return replace(turn, stands_for=entry.get("stands_for", 0), source=source)
-
-
-def _ends(chat: ChatFormat, turn: Turn) -> list[int]:
-    """Where each token of a turn ends in what was rendered of it; what the tokenizer begins texts
-    with, and nobody wrote, with the token behind it."""
-    added, written = len(chat.begins), chat.decode(chat.begins)
-    if turn.token_ids[:added] != chat.begins or turn.rendered.startswith(written):
-        added = 0
-    ends = token_ends(chat.decode, turn.token_ids[added:], turn.rendered)
-    return [*ends[:1] * added, *ends]
-
-
-def _heads(
-    before: Sequence[Turn], closing: Callable[[Sequence[Turn], int], str], back: int
-) -> Iterator[str]:
-    """What the rendering of a prompt behind these turns may begin with, one after the other: what
-    they lack, by `closing`, and so many further `back`."""
-    answered = bool(before) and before[-1].is_answer
-    yield closing(before, back) if answered else ""
-    if before and back and not answered:
-        yield closing(before, back - 1)

@@ -1,12 +1,12 @@
 """One turn of a conversation, and its form in the ledger. Pure: any thread."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Source", "Turn", "answered", "from_entry", "to_entry"]
+__all__ = ["Source", "Turn", "answered", "beginnings", "from_entry", "to_entry"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class Turn:
     text that those stand for: template, end of turn and stop strings included. `raw` marks a
     prompt that no template rendered, and its answer. `finish` is set on answers; "cut" is one
     that a rewind or a diverging prompt cut in the middle. `asked`: the assistant was to answer
-    it. `stands_for` counts the earlier turns that it is a summary of. `source` is set where
-    another tokenizer made the turn.
+    it. `stands_for` counts the earlier turns that it is a summary of. `told`: what the template was
+    told for it beside the usual. `source` is set where another tokenizer made the turn.
     """
 
     role: str
@@ -39,6 +39,7 @@ class Turn:
     finish: str | None = None
     stands_for: int = 0
     asked: bool = field(default=False, compare=False)
+    told: dict[str, Any] | None = field(default=None, compare=False, repr=False)
     source: Source | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -67,6 +68,7 @@ def from_entry(source: Source, decode: Callable[[Sequence[int]], str]) -> Turn:
         entry["finish"],
         entry.get("stands_for", 0),
         source.answered,
+        entry.get("template_kwargs"),
     )
 
 
@@ -86,6 +88,19 @@ def to_entry(turn: Turn) -> dict[str, Any]:
         "finish": turn.finish,
         "around": turn.rendered.split(turn.text, 1) if turn.text else [turn.rendered],
     }
+    if turn.told:
+        entry["template_kwargs"] = turn.told
     if turn.stands_for:
         entry["stands_for"] = turn.stands_for
     return entry
+
+
+def beginnings(
+    before: Sequence[Turn], closing: Callable[[Sequence[Turn], int], str], back: int
+) -> Iterator[str]:
+    """What the rendering of a prompt behind these turns may begin with, one after the other: what
+    they lack, by `closing`, and so many further `back`."""
+    answered = bool(before) and before[-1].is_answer
+    yield closing(before, back) if answered else ""
+    if before and back and not answered:
+        yield closing(before, back - 1)

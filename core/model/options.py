@@ -12,11 +12,13 @@ from kvactors.core.errors import InvalidConfig, InvalidInput
 from kvactors.core.numbers import whole
 from kvactors.core.text import check_text, check_texts
 
-__all__ = ["DEFAULT_MODEL", "DRAFT_MODEL", "ModelOptions", "check_template_kwargs"]
+__all__ = ["DEFAULT_MODEL", "DRAFT_MODEL", "MOST_TOLD", "ModelOptions", "check_template_kwargs"]
 
 DEFAULT_MODEL = Path(__file__).parent / "default_model"
 # What drafts for it.
 DRAFT_MODEL = Path(__file__).parent / "draft_model"
+# Characters of what one turn tells a chat template.
+MOST_TOLD = 16 << 10
 # What `apply_chat_template` takes besides; a template among them would be somebody's program.
 _NO_VARIABLES = (
     "add_generation_prompt",
@@ -76,9 +78,11 @@ class ModelOptions:
         object.__setattr__(self, name, found)
 
 
-def check_template_kwargs(given: object, error: type[InvalidInput] = InvalidConfig) -> None:
-    """Raise `error` for what is `given` and no dict by name, or would identify a model's KV in this
-    process alone, or is no variable of a template."""
+def check_template_kwargs(
+    given: object, error: type[InvalidInput] = InvalidConfig, most: int | None = None
+) -> str:
+    """What is `given`, as JSON of `most` characters. Raises `error` for what is no dict by name, or
+    would identify a model's KV in this process alone, or is no variable of a template."""
     if given is not None and not isinstance(given, dict):
         raise error(f"template_kwargs must be a dict, not {given!r:.80}")
     for name in given or ():
@@ -88,8 +92,11 @@ def check_template_kwargs(given: object, error: type[InvalidInput] = InvalidConf
             raise error(f"template_kwargs are what the chat template reads, and {name} is not")
     try:
         check_texts("template_kwargs", given, error)
-        json.dumps(given, sort_keys=True)
+        written = json.dumps(given, sort_keys=True, allow_nan=False)
     except error:
         raise
     except (TypeError, ValueError, RecursionError) as failure:
         raise error(f"template_kwargs must have a JSON form: {failure}") from failure
+    if most is not None and len(written) > most:
+        raise error(f"template_kwargs of a turn have {most} characters as JSON, not {len(written)}")
+    return written

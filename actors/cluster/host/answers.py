@@ -34,6 +34,7 @@ def reply_record(reply: Reply) -> dict[str, Any]:
         "logprobs": plain_logprobs(reply.logprobs),
         "prompt_logprobs": plain_logprobs(reply.prompt_logprobs),
         "recorded": reply.recorded,
+        "answer": reply.answer,
     }
 
 
@@ -55,6 +56,7 @@ def read_reply(record: Record, durable: ReplyFuture[bool], cached: ReplyFuture[b
             logprobs=read_logprobs(record["logprobs"]),
             prompt_logprobs=read_logprobs(record["prompt_logprobs"]),
             recorded=record["recorded"],
+            answer=record["answer"],
         )
     except (KeyError, TypeError, ValueError) as error:
         raise WrongRecord(reason=f"no answer that is known here: {error!r}") from error

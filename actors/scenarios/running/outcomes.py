@@ -42,8 +42,10 @@ Outcome = Replied | Failed | Happened
 
 def spoken(text: str, begun: float) -> Replied:
     """What a behaviour said by itself, ready at `begun`: no tokens, no time."""
-    none, no_time, kept = Usage(0, 0, 0, 0, 0), Timing(0.0, 0.0, 0.0, 0.0, 0.0), resolved()
-    reply = Reply(text, (), "stop", "", None, none, no_time, kept, kept)  # type: ignore[arg-type]
+    none, no_time = Usage(0, 0, 0, 0, 0), Timing(0.0, 0.0, 0.0, 0.0, 0.0)
+    cache: Any = ""
+    kept: Any = resolved()
+    reply = Reply(text, (), "stop", cache, None, none, no_time, kept, kept, answer=text)
     return Replied(reply, begun)
 
 
@@ -99,7 +101,7 @@ def _turn(step: Step, outcome: Replied, memory: int) -> Turn:
         name=step.name,
         branch=step.branch.path,
         prompt=call.text,
-        answer=reply.text,
+        answer=reply.answer,
         scores=None if reply.scores is None else dict(reply.scores),
         heard_by=step.listeners,
         heard=step.heard,
@@ -117,7 +119,7 @@ def _turn(step: Step, outcome: Replied, memory: int) -> Turn:
         total=timing.total,
         memory=memory,
         part=step.part,
-        **_of_probe(step, reply.text),
+        **_of_probe(step, reply.answer),
     )
 
 

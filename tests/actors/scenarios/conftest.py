@@ -133,7 +133,7 @@ def _reply(text: str, choices: tuple[str, ...]) -> Reply:
     usage, timing = Usage(10, 8, 2, 3, 0), Timing(0.0, 0.0, 0.001, 0.002, 0.003)
     kept: Any = None
     scores = dict.fromkeys(choices, -1.0) or None
-    return Reply(text, (), "stop", "hot", None, usage, timing, kept, kept, scores)
+    return Reply(text, (), "stop", "hot", None, usage, timing, kept, kept, scores, answer=text)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 with an error of ours, and nothing was begun."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,14 @@ def test_no_call_takes_what_is_no_such_thing_or_begins_anything(
     assert not used["Agent"].transcript().turns
 
 
+def deep(levels: int) -> list[Any]:
+    """A list in a list, so many times."""
+    found: list[Any] = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
 REFUSED: dict[str, Callable[[AgentSystem, Agent, AgentBehaviour, Path], Any]] = {
     "a parent that is nobody": lambda s, a, b, p: s.spawn("b", parent="nobody"),
     "a flag that is text": lambda s, a, b, p: s.spawn("b", wait="no"),  # type: ignore[arg-type]
@@ -122,6 +131,9 @@ REFUSED: dict[str, Callable[[AgentSystem, Agent, AgentBehaviour, Path], Any]] = 
     "a template of one's own": lambda s, a, b, p: a.ask(
         "x", template_kwargs={"chat_template": "x"}
     ),
+    "what is too deep": lambda s, a, b, p: a.ask("x", template_kwargs={"mood": deep(9000)}),
+    "what is no number": lambda s, a, b, p: a.ask("x", template_kwargs={"mood": math.nan}),
+    "what is too long": lambda s, a, b, p: a.ask("x", template_kwargs={"mood": "x" * 20_000}),
     "a template for what is raw": lambda s, a, b, p: a.ask([65], template_kwargs={"mood": 1}),
     "a template for a whole text": lambda s, a, b, p: b.think(
         "x", match=True, template_kwargs={"mood": 1}

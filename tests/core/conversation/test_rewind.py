@@ -1,9 +1,11 @@
 """Taking back what is remembered: the transcript, and the ledger that only ever appends."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from call_forms import tokenizer_with
+from call_forms import channels, hybrid, tokenizer_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_tokenizers import chat_format, raw_turn, recorded, remembering, talk
@@ -218,3 +220,37 @@ def test_nothing_is_told_again_that_a_cut_turn_lost_however_the_template_writes_
         lost = told.removeprefix(kept).partition("<|s|>")[0]
         assert lost in ('"<|e|>\n', "<|e|>\n")
         assert text.startswith(cut[0].text)
+
+
+@pytest.mark.parametrize("told", [None, {"reasoning_effort": "high"}, {"enable_thinking": False}])
+@pytest.mark.parametrize("tokenizer", [channels, hybrid])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_turn_is_cut_as_it_was_asked_whatever_the_template_is_told_now(
+    told: dict[str, Any] | None, tokenizer: Callable[[], Any], *, again: bool
+) -> None:
+    chat = ChatFormat(tokenizer())
+    asking = Transcript(chat.told(told), "t")
+    whole = asking.render("user", "Number 4711 please", answer=True)
+
+    for tokens in range(1, len(whole.token_ids) + 1):
+        transcript = Transcript(chat, "t")
+        records = [transcript.extend([whole, transcript.answer(chat.encode("a"), "length")])]
+        _, cut = cut_at_token(transcript, tokens)
+        records.append(transcript.extend(cut or [whole], 0))
+        if again:
+            transcript = Transcript.restore(chat, "t", records)
+
+        (turn,) = transcript.turns
+        then = chat.decode(transcript.render("user", "so", answer=True).token_ids)
+
+        # Behind the text that is left stands the rest of the whole, and then the end of an answer,
+        # or the rest but for what asks for one.
+        if turn.text:
+            rest = whole.rendered.partition(whole.text)[2]
+            said = (turn.rendered + then).partition(turn.text)[2]
+            asked = chat.following("user", "so", answer=True)
+            closing = chat.closing_after((), answered=True)
+            unasked = rest.removesuffix(asking.chat.asks)
+            assert said in (rest + closing + asked, unasked + asked)
+        assert whole.text.startswith(turn.text)
+        assert ("4711" in turn.rendered) == ("4711" in turn.text)

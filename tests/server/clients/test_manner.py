@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from call_forms import channels, hybrid
+from call_forms import channels, hybrid, tokenizer_with
 from puppets import puppet_server
 
 from kvactors.actors.frontends.server.web.serve import Server
@@ -30,12 +30,14 @@ OFF: list[tuple[str, dict[str, Any]]] = [
 
 
 @contextmanager
-def stage(tokenizer: Any, store: Path | None = None) -> Iterator[tuple[Server, list[str]]]:
+def stage(
+    tokenizer: Any, store: Path | None = None, says: str = "Yes."
+) -> Iterator[tuple[Server, list[str]]]:
     heard = list[str]()
 
     def script(said: str) -> str:
         heard.append(said)
-        return "Yes."
+        return says
 
     with puppet_server(PuppetModel(script, tokenizer=tokenizer), store) as server:
         yield server, heard
@@ -146,6 +148,7 @@ def test_what_the_template_knows_nothing_of_is_named(
         ({"chat_template": "{{ 1 }}"}, "chat_template is not"),
         ({"tokenize": True}, "tokenize is not"),
         ({"mood": "wild"}, "mood"),
+        ({"mood": "x" * 20_000}, "16384"),
         ([1], "dict"),
     ],
 )
@@ -169,3 +172,43 @@ def test_an_agent_of_ones_own_is_told_too() -> None:
     assert heard[-1].endswith(NO_THOUGHT)
     assert raw.status_code == 400
     assert "token ids" in raw.text
+
+
+def test_tokens_are_counted_as_they_are_asked() -> None:
+    with stage(hybrid) as (server, heard):
+        for told in ({"thinking": {"type": "disabled"}}, {}):
+            counted = post(server, "messages/count_tokens", {**ASKED, **told}).json()
+            used = post(server, "messages", {**MESSAGE, **told}).json()["usage"]
+            total = used["input_tokens"] + used["cache_read_input_tokens"]
+            assert counted == {"input_tokens": total}
+
+    assert heard[0] != heard[1]
+
+
+@pytest.mark.parametrize(
+    ("more", "ignored"),
+    [({}, None), ({"reasoning_effort": "high"}, "reasoning_effort")],
+)
+def test_what_has_a_form_does_not_stand_in_a_thought(more: Any, ignored: str | None) -> None:
+    # As DeepSeek's: it thinks where it is told to, or closes the thought.
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n"
+        "{{ '<think>' if thinking else '</think>' }}{% endif %}"
+    )
+    marks = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
+    form = {"response_format": {"type": "json_object"}}
+    body = {**ASKED, "max_tokens": 40, **more}
+
+    def tokenizer() -> Any:
+        return tokenizer_with(template, marks, ["<|im_end|>"])
+
+    with stage(tokenizer, says='{"a": 1}') as (server, heard):
+        formed = post(server, "chat/completions", {**body, **form})
+        post(server, "chat/completions", body)
+
+    assert formed.status_code == 200, formed.text
+    assert heard[0].endswith("</think>")
+    assert heard[1].endswith("<think>") == bool(more)
+    named = formed.headers.get("x-kvactors-ignored", "")
+    assert named == (ignored or "")

@@ -13,7 +13,15 @@ from transformers import PreTrainedTokenizerFast
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.transcript import Transcript
 
-__all__ = ["channels", "hybrid", "results_within", "talk", "tokenizer_with", "tools_apart"]
+__all__ = [
+    "HYBRID",
+    "channels",
+    "hybrid",
+    "results_within",
+    "talk",
+    "tokenizer_with",
+    "tools_apart",
+]
 
 MARKS = ("channel", "message", "constrain", "call", "return")
 TEMPLATE = (

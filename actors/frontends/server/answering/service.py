@@ -92,7 +92,7 @@ class Service:
 
     def count(self, inquiry: Inquiry) -> int:
         """Tokens of a prompt that begins anew."""
-        return prompt_tokens(spoken(self.dialect, inquiry.manner).dialect, inquiry)
+        return prompt_tokens(spoken(self.dialect, inquiry).dialect, inquiry)
 
     async def close(self, seconds: float) -> None:
         """Take no more turns; let running ones finish for so many seconds, then end them."""
@@ -148,8 +148,9 @@ class Service:
 
     async def _begin(self, inquiry: Inquiry) -> Taken:
         says = Spoken(self.dialect)
-        if inquiry.manner != Manner():
-            says = await self.claims.beside(partial(spoken, self.dialect, inquiry.manner))
+        formed = inquiry.form is not None or inquiry.choice.mode == "required"
+        if formed or inquiry.manner != Manner():
+            says = await self.claims.beside(partial(spoken, self.dialect, inquiry))
             inquiry = replace(inquiry, head=says.head)
         # Long texts take time, which is not that of the streams on the loop.
         asked = partial(self._options, inquiry, says)

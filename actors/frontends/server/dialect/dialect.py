@@ -61,11 +61,12 @@ class Dialect:
         """That of the same model, whose template is told more in `chat`."""
         if chat is self.chat:
             return self
-        if chat not in self._others:
+        other = self._others.get(chat)
+        if other is None:
             if len(self._others) >= _MOST_OTHERS:
                 self._others.clear()
-            self._others[chat] = Dialect(chat)
-        return self._others[chat]
+            other = self._others[chat] = Dialect(chat)
+        return other
 
     def system(self, text: str, tools: Sequence[Tool], first: str = "user") -> str | None:
         """The system prompt that says `text` and names the `tools`, of a conversation that `first`
@@ -109,8 +110,8 @@ class Dialect:
         calls = self._calls if _may_call(inquiry) else ()
         # What has a form is no thought, though the template may begin one.
         formed = inquiry.form is not None or inquiry.choice.mode == "required"
-        thoughts = ("", "") if formed else self._think_marks
-        return Marks(calls, *thoughts, self._opens_thinking and not formed)
+        thoughts = ("", "") if formed else self.chat.think_marks
+        return Marks(calls, *thoughts, self.chat.opens_thought and not formed)
 
     def stops(self, inquiry: Inquiry) -> tuple[str, ...]:
         """Marks behind which the answer to an inquiry ends, since it may make one call only."""
@@ -161,22 +162,6 @@ class Dialect:
     @property
     def _native(self) -> bool:
         return bool(getattr(self.chat.tokenizer, "has_tool_calling", False))
-
-    @property
-    def _think_marks(self) -> tuple[str, str]:
-        tokenizer = self.chat.tokenizer
-        if not getattr(tokenizer, "has_thinking", False):
-            return "", ""
-        return str(tokenizer.think_start), str(tokenizer.think_end)
-
-    @cached_property
-    def _opens_thinking(self) -> bool:
-        """Whether the template itself begins to think where an answer begins."""
-        start, end = self._think_marks
-        if not start or not self.chat.has_template:
-            return False
-        asked = self.chat.opening("user", "?", system=None, answer=True)
-        return asked.rfind(start) > asked.rfind(end)
 
     @cached_property
     def _roles(self) -> frozenset[str]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
-from kvactors.actors.frontends.server.exchange.inquiry import Manner
+from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Manner
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.errors import InvalidInput, TemplateError
 
@@ -27,8 +27,8 @@ _NEAREST = {
 @dataclass(frozen=True, slots=True)
 class Spoken:
     """A `dialect` whose template is `told` more, of which it has nothing for what is `unread`:
-    `effort`, `thinks` and names. `head` is what it writes before a first question, "" for what it
-    always does."""
+    `effort`, `thinks` and names. `head`: what of that changes what it writes before a first
+    question, as JSON, or ""."""
 
     dialect: Dialect
     told: dict[str, Any] | None = None
@@ -36,24 +36,26 @@ class Spoken:
     head: str = ""
 
 
-def spoken(dialect: Dialect, manner: Manner) -> Spoken:
-    """The `dialect` in this `manner`. Raises InvalidInput where its template refuses what a client
-    tells it."""
-    told, unread = _told(dialect.chat, manner)
+def spoken(dialect: Dialect, inquiry: Inquiry) -> Spoken:
+    """The `dialect` in the manner of an `inquiry`. Raises InvalidInput where its template refuses
+    what a client tells it."""
+    told, unread = _told(dialect.chat, inquiry.manner)
     try:
-        return _under(dialect, told, unread)
+        chat = dialect.chat.told(told)
     except TemplateError as error:
-        if _EFFORT not in told or _EFFORT in manner.told:
+        if _EFFORT not in told or _EFFORT in inquiry.manner.told:
             raise InvalidInput(f"chat_template_kwargs: {error}") from error
-    # Its template has efforts of its own.
-    del told[_EFFORT]
-    return _under(dialect, told, (*unread, "effort"))
-
-
-def _under(dialect: Dialect, told: dict[str, Any], unread: tuple[str, ...]) -> Spoken:
-    chat = dialect.chat.told(told)
-    head = "" if chat.head == dialect.chat.head else chat.head
-    return Spoken(dialect.under(chat), told or None, unread, head)
+        # Its template has efforts of its own.
+        del told[_EFFORT]
+        chat, unread = dialect.chat.told(told), (*unread, "effort")
+    if chat.opens_thought and (inquiry.form is not None or inquiry.choice.mode == "required"):
+        # What has a form is no thought, and would stand within one for ever.
+        quiet = told | {name: False for name in _THINKS if chat.shows(name)}
+        if not dialect.chat.told(quiet).opens_thought:
+            asked = {"effort": inquiry.manner.effort, "thinks": inquiry.manner.thinks}
+            told, unread = quiet, (*unread, *(name for name, wish in asked.items() if wish))
+            chat = dialect.chat.told(told)
+    return Spoken(dialect.under(chat), told or None, unread, dialect.chat.begun_by(told))
 
 
 def _told(chat: ChatFormat, manner: Manner) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -110,8 +110,8 @@ class Inquiry:
     log-probabilities. `open_end`: the client set no limit, so that an answer may have as many
     tokens as the context leaves, up to those of `sampling`. `goes_on` names an answer given before,
     by the id that `Opened.answer_id` had: `messages` are then only what follows it. `remembered`
-    False leaves no agent behind. `head` is what the chat template writes before a first question
-    in this `manner`, where that is not what it always does.
+    False leaves no agent behind. `head`: what of its `manner` changes what the chat template writes
+    before a first question, or "".
     """
 
     messages: tuple[Message, ...]

@@ -60,14 +60,6 @@ class CountBody(Body):
     system: str | Listed[dict[str, Any]] | None = None
     tools: Listed[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
-
-
-class MessagesBody(CountBody, Drawn):
-    """A request for a message; what is not here is ignored."""
-
-    max_tokens: int = Field(ge=1)
-    stream: bool | None = None
-    stop_sequences: Stops | None = None
     output_config: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -76,6 +68,14 @@ class MessagesBody(CountBody, Drawn):
     def shows_thinking(self) -> bool:
         """Whether its client reads what is thought; unless it says otherwise."""
         return (self.thinking or {}).get("type") != "disabled"
+
+
+class MessagesBody(CountBody, Drawn):
+    """A request for a message; what is not here is ignored."""
+
+    max_tokens: int = Field(ge=1)
+    stream: bool | None = None
+    stop_sequences: Stops | None = None
 
 
 def inquiry_of(request: Request, body: CountBody) -> Inquiry:
@@ -87,9 +87,7 @@ def inquiry_of(request: Request, body: CountBody) -> Inquiry:
     tools = tuple(
         _tool(f"tools.{i}", tool) for i, tool in enumerate(body.tools or ()) if _is_custom(tool)
     )
-    sampling, form, manner = Sampling(), None, Manner()
-    if isinstance(body, MessagesBody):
-        sampling, form, manner = _sampling(body), _form(body.output_config), _manner(body)
+    sampling = _sampling(body) if isinstance(body, MessagesBody) else Sampling()
     choice = body.tool_choice or {}
     named, others = choice.get("name"), [t for t in body.tools or () if not _is_custom(t)]
     chosen = _tool_choice(choice)
@@ -104,8 +102,8 @@ def inquiry_of(request: Request, body: CountBody) -> Inquiry:
         chosen,
         parallel=not choice.get("disable_parallel_tool_use"),
         sampling=sampling,
-        form=form,
-        manner=manner,
+        form=_form(body.output_config),
+        manner=_manner(body),
     )
 
 
@@ -128,7 +126,7 @@ def _sampling(body: MessagesBody) -> Sampling:
     )
 
 
-def _manner(body: MessagesBody) -> Manner:
+def _manner(body: CountBody) -> Manner:
     effort = (body.output_config or {}).get("effort")
     if not isinstance(effort, str | None):
         raise refused("output_config.effort", f"a word, such as low or high, not {effort!r:.40}")

@@ -16,7 +16,7 @@ from pydantic_core import core_schema
 from kvactors.actors.frontends.server.exchange.inquiry import Manner
 from kvactors.actors.frontends.server.wire.errors import Failure, refused
 from kvactors.core.errors import InvalidInput
-from kvactors.core.model.options import check_template_kwargs
+from kvactors.core.model.options import MOST_TOLD, check_template_kwargs
 from kvactors.core.schedule.sampling import LEAST_SEED, MOST_SEED, MOST_WHOLE
 
 __all__ = [
@@ -100,7 +100,7 @@ def manner_of(
     """How to answer by what is `told` as `chat_template_kwargs`, by an `effort`, of which "none" is
     no thinking, and by whether the model `thinks`. Raises Failure."""
     try:
-        check_template_kwargs(told, InvalidInput)
+        check_template_kwargs(told, InvalidInput, MOST_TOLD)
     except InvalidInput as error:
         raise refused("chat_template_kwargs", str(error)) from error
     if effort == "none":

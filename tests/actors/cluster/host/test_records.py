@@ -168,6 +168,7 @@ def test_a_reply_arrives_as_it_was_given() -> None:
         logprobs=logprobs,
         prompt_logprobs=logprobs,
         recorded=True,
+        answer="h",
     )
 
     record = across(reply_record(reply))
