@@ -26,7 +26,7 @@ from kvactors.core.conversation.context_policy import (
     turns_to_drop,
 )
 from kvactors.core.conversation.prefix_match import Draft
-from kvactors.core.conversation.transcript import Transcript
+from kvactors.core.conversation.transcript import Transcript, as_asked
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import ContextExceeded, KvactorsError, TurnFailed
 from kvactors.core.schedule.events import Finished
@@ -152,9 +152,9 @@ class Planner:
             return turn
         if turn.raw:
             return replace(turn, token_ids=tuple(after.chat.begun(turn.token_ids)))
-        own = self.transcript.as_asked(turn)
+        own = as_asked(self.transcript, turn)
         was = own.rendering(turn.role, turn.text, answer=turn.asked, after=before)
-        now = after.as_asked(turn).render(turn.role, turn.text, answer=turn.asked)
+        now = as_asked(after, turn).render(turn.role, turn.text, answer=turn.asked)
         # A turn that was cut is not rendered whole, and stays as it is.
         if turn.rendered != was or turn.token_ids == now.token_ids:
             return turn

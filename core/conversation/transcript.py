@@ -32,7 +32,7 @@ from kvactors.core.conversation.tool_format import last_answer, told_by_user
 from kvactors.core.conversation.turn import Source, Turn, answered, beginnings, from_entry, to_entry
 from kvactors.core.errors import SystemPromptMismatch, TemplateError
 
-__all__ = ["Transcript"]
+__all__ = ["Transcript", "as_asked"]
 
 RECORD_VERSION = 2
 READABLE_VERSIONS = (1, 2)
@@ -108,13 +108,6 @@ class Transcript:
         other.turns, other.answered = list(self.turns), self.answered.copy()
         return other
 
-    def as_asked(self, turn: Turn) -> "Transcript":
-        """The same memory, only to be read, under the template as it was for this turn of it."""
-        seen = copy(self)
-        with suppress(TemplateError):
-            seen.chat = self.chat.usual.told(turn.told)
-        return seen
-
     @property
     def token_ids(self) -> list[int]:
         """All token ids, a new list."""
@@ -175,12 +168,12 @@ class Transcript:
     def head(self, turn: Turn, characters: int) -> Turn:
         """The tokens of one of its turns that lie within the first characters of that turn's
         rendered text."""
-        ends = self._ends(turn)
+        ends = _ends(self.chat, turn)
         return self._cut(turn, ends, token_boundary(ends, characters))
 
     def cut(self, turn: Turn, tokens: int) -> Turn:
         """The first `tokens` tokens of one of its turns, and what characters are whole in them."""
-        return self._cut(turn, self._ends(turn), tokens)
+        return self._cut(turn, _ends(self.chat, turn), tokens)
 
     # -- what is remembered ------------------------------------------------------------
 
@@ -235,7 +228,7 @@ class Transcript:
         if last.is_answer:
             return self.chat.closing_after(last.token_ids, answered=True, role=role)
         # A prompt lacks something if a rewind cut it, or if its answer is gone.
-        unanswered, own = self.chat.closing_after((), answered=True), self.as_asked(last)
+        unanswered, own = self.chat.closing_after((), answered=True), as_asked(self, last)
         begin, _, tail = own._frame(last.role, PROBE, before, answer=False).partition(PROBE)
         for head in beginnings(before, self._closing, back):
             for answer in (False, True):
@@ -245,9 +238,6 @@ class Transcript:
             if last.rendered.startswith(head + begin) and not last.rendered.endswith(tail):
                 return tail
         return ""
-
-    def _ends(self, turn: Turn) -> list[int]:
-        return written_ends(self.chat.decode, self.chat.begins, turn.token_ids, turn.rendered)
 
     def _cut(self, turn: Turn, ends: Sequence[int], tokens: int) -> Turn:
         following = ends[tokens] if tokens < len(ends) else len(turn.rendered) + 1
@@ -266,7 +256,7 @@ class Transcript:
         if turn.is_answer or turn.raw:
             return turn.text[: max(0, characters - turn.rendered.find(turn.text))]
         before = next(self.turns[:at] for at, own in enumerate(self.turns) if own is turn)
-        told = partial(self.as_asked(turn)._frame, turn.role, after=before, answer=True)
+        told = partial(as_asked(self, turn)._frame, turn.role, after=before, answer=True)
         head = told(PROBE).partition(PROBE)[0]
         start = turn.rendered.find(head) + len(head)
         if start < len(head) or characters <= start:
@@ -290,3 +280,15 @@ class Transcript:
                 role, text = told_by_user(text)
             turn = self.render(role, text, answer=source.answered)
         return replace(turn, stands_for=entry.get("stands_for", 0), source=source)
+
+
+def as_asked(transcript: Transcript, turn: Turn) -> Transcript:
+    """The same memory, only to be read, under the template as it was for this turn of it."""
+    seen = copy(transcript)
+    with suppress(TemplateError):
+        seen.chat = transcript.chat.usual.told(turn.told)
+    return seen
+
+
+def _ends(chat: ChatFormat, turn: Turn) -> list[int]:
+    return written_ends(chat.decode, chat.begins, turn.token_ids, turn.rendered)

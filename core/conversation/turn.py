@@ -98,8 +98,8 @@ def to_entry(turn: Turn) -> dict[str, Any]:
 def beginnings(
     before: Sequence[Turn], closing: Callable[[Sequence[Turn], int], str], back: int
 ) -> Iterator[str]:
-    """What the rendering of a prompt behind these turns may begin with, one after the other: what
-    they lack, by `closing`, and so many further `back`."""
+    """What the rendering of a prompt behind the turns `before` may begin with, one after the other:
+    what they lack, by `closing`, and so many further `back`."""
     answered = bool(before) and before[-1].is_answer
     yield closing(before, back) if answered else ""
     if before and back and not answered:
