@@ -91,7 +91,7 @@ def ask(agent: Agent, fact: int) -> str:
     """What an agent answers about a fact; it forgets that it was asked."""
     reply = agent.ask(f"Where does {PEOPLE[fact]} live?", sampling=SHORT).get(timeout=600)
     agent.rewind().get(timeout=600)
-    return str(reply.text)
+    return str(reply.answer)
 
 
 def cell(told: bool, fact: int, answer: str) -> str:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 
@@ -27,7 +28,13 @@ from kvactors.core.conversation.prefix_match import (
 )
 from kvactors.core.conversation.transcript import Transcript
 from kvactors.core.conversation.turn import Turn
-from kvactors.core.errors import ContextExceeded, EmptyPrompt, InvalidSampling, TokenOutOfRange
+from kvactors.core.errors import (
+    ContextExceeded,
+    EmptyPrompt,
+    InvalidSampling,
+    TemplateError,
+    TokenOutOfRange,
+)
 from kvactors.core.schedule.events import Finished
 from kvactors.core.schedule.guide import Guide
 from kvactors.core.schedule.request import Request, StopMatcher
@@ -180,7 +187,9 @@ def make_answer(
 def said_in(chat: ChatFormat, ask: Ask, text: str) -> str:
     """What of the `text` that answers `ask` is neither thought nor a header, by `chat`; all of it
     where no template wrote the prompt, or where it has a form, which thoughts have not."""
-    sampling, chat = ask.turn.sampling, chat.told(ask.turn.template_kwargs)
+    with suppress(TemplateError):
+        chat = chat.told(ask.turn.template_kwargs)
+    sampling = ask.turn.sampling
     formed = bool(sampling.choices or sampling.grammar) and not chat.header
     raw = isinstance(ask.turn.prompt, NewTokenIds | WholeText)
     return text if raw or formed else chat.words(text)

@@ -148,8 +148,7 @@ class Service:
 
     async def _begin(self, inquiry: Inquiry) -> Taken:
         says = Spoken(self.dialect)
-        formed = inquiry.form is not None or inquiry.choice.mode == "required"
-        if formed or inquiry.manner != Manner():
+        if inquiry.formed or inquiry.manner != Manner():
             says = await self.claims.beside(partial(spoken, self.dialect, inquiry))
             inquiry = replace(inquiry, head=says.head)
         # Long texts take time, which is not that of the streams on the loop.

@@ -109,9 +109,8 @@ class Dialect:
             return Channels(calls=_may_call(inquiry))
         calls = self._calls if _may_call(inquiry) else ()
         # What has a form is no thought, though the template may begin one.
-        formed = inquiry.form is not None or inquiry.choice.mode == "required"
-        thoughts = ("", "") if formed else self.chat.think_marks
-        return Marks(calls, *thoughts, self.chat.opens_thought and not formed)
+        thoughts = ("", "") if inquiry.formed else self.chat.think_marks
+        return Marks(calls, *thoughts, self.chat.opens_thought and not inquiry.formed)
 
     def stops(self, inquiry: Inquiry) -> tuple[str, ...]:
         """Marks behind which the answer to an inquiry ends, since it may make one call only."""

@@ -48,7 +48,7 @@ def spoken(dialect: Dialect, inquiry: Inquiry) -> Spoken:
         # Its template has efforts of its own.
         del told[_EFFORT]
         chat, unread = dialect.chat.told(told), (*unread, "effort")
-    if chat.opens_thought and (inquiry.form is not None or inquiry.choice.mode == "required"):
+    if inquiry.formed and chat.opens_thought:
         # What has a form is no thought, and would stand within one for ever.
         quiet = told | {name: False for name in _THINKS if chat.shows(name)}
         if not dialect.chat.told(quiet).opens_thought:

@@ -127,3 +127,8 @@ class Inquiry:
     remembered: bool = True
     manner: Manner = Manner()
     head: str = ""
+
+    @property
+    def formed(self) -> bool:
+        """Whether its answer has a form, and so no thoughts."""
+        return self.form is not None or self.choice.mode == "required"
