@@ -45,6 +45,7 @@ class ChatFormat(AnswerText):
         self.more = more
         self._grammar_tokens: GrammarTokens | None = None
         self._told = dict[str, ChatFormat]()
+        self._begun = dict[str, str]()
 
     def told(self, template_kwargs: Mapping[str, Any] | None) -> "ChatFormat":
         """As it writes where its template is told `template_kwargs` too, those of them that it
@@ -58,15 +59,21 @@ class ChatFormat(AnswerText):
             made = ChatFormat(self.tokenizer, self._kwargs, self, read)
             if len(self._told) >= _MOST_TOLD:
                 self._told.clear()
+                self._begun.clear()
             self._told[key] = made
         return made
 
     def begun_by(self, template_kwargs: Mapping[str, Any]) -> str:
         """Those of `template_kwargs`, as JSON, by which the template writes something else before a
         first question than it does without; "" for none. Raises TemplateError."""
-        known = {n: v for n, v in template_kwargs.items() if self._begins_by({n: v})}
-        together = known or (template_kwargs if self._begins_by(template_kwargs) else {})
-        return json.dumps(together, sort_keys=True) if together else ""
+        read = {name: value for name, value in template_kwargs.items() if self.reads(name)}
+        key = json.dumps(read, sort_keys=True)
+        begun = self._begun.get(key)
+        if begun is None:
+            known = {n: v for n, v in read.items() if self._begins_by({n: v})}
+            together = known or (read if self._begins_by(read) else {})
+            begun = self._begun[key] = json.dumps(together, sort_keys=True) if together else ""
+        return begun
 
     def _begins_by(self, told: Mapping[str, Any]) -> bool:
         """Whether what is `told` changes what stands before a first question; both are rendered
