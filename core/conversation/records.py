@@ -47,4 +47,9 @@ def _is_turn(entry: Any) -> bool:
         and isinstance(around, list | tuple)
         and all(isinstance(part, str) for part in around)
         and type(entry.get("stands_for", 0)) is int
+        and _is_told(entry.get("template_kwargs"))
     )
+
+
+def _is_told(told: Any) -> bool:
+    return told is None or (isinstance(told, Mapping) and all(isinstance(n, str) for n in told))

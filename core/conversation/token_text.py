@@ -23,13 +23,20 @@ from typing import Any
 
 from kvactors.core.errors import ContextExceeded, TemplateError
 
-__all__ = ["ANSWER", "NEAR", "QUESTION", "TemplateText", "TokenText", "vocabulary"]
+__all__ = ["ANSWER", "NEAR", "NO_VARIABLES", "QUESTION", "TemplateText", "TokenText", "vocabulary"]
 
 # What is said in probes.
 QUESTION = {"role": "user", "content": "kvactors probe question"}
 ANSWER = {"role": "assistant", "content": "kvactors probe answer"}
 # Characters before a text on which its tokens may depend.
 NEAR = 256
+
+# What `apply_chat_template` takes besides; a template among them would be somebody's program.
+_RENDERS = """
+    add_generation_prompt chat_template continue_final_message conversation max_length messages
+    padding return_assistant_tokens_mask return_dict return_tensors sanitize_control_tokens tokenize
+    tokenizer_kwargs truncation"""
+NO_VARIABLES = frozenset(_RENDERS.split())
 
 
 class TokenText:
@@ -185,7 +192,8 @@ class TemplateText(TokenText):
     def reads(self, name: str) -> bool:
         """Whether the template may read a variable of this name: it has it, or its text is not
         known, as that of templates that are programs."""
-        return self.has_template and (self._source is None or self.shows(name))
+        known = self.has_template and name not in NO_VARIABLES
+        return known and (self._source is None or self.shows(name))
 
     def shows(self, name: str) -> bool:
         """Whether the text of the template has this variable, or mlx-lm tells its program of it."""

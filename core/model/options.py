@@ -8,6 +8,7 @@ from typing import Any
 from kvactors.core.attention.policy import check_attention
 from kvactors.core.cache.kv_bits import KVBits, check_bits
 from kvactors.core.cache.spec import choose_group_size
+from kvactors.core.conversation.token_text import NO_VARIABLES
 from kvactors.core.errors import InvalidConfig, InvalidInput
 from kvactors.core.numbers import whole
 from kvactors.core.text import check_text, check_texts
@@ -19,23 +20,6 @@ DEFAULT_MODEL = Path(__file__).parent / "default_model"
 DRAFT_MODEL = Path(__file__).parent / "draft_model"
 # Characters of what one turn tells a chat template.
 MOST_TOLD = 16 << 10
-# What `apply_chat_template` takes besides; a template among them would be somebody's program.
-_NO_VARIABLES = (
-    "add_generation_prompt",
-    "chat_template",
-    "continue_final_message",
-    "conversation",
-    "max_length",
-    "messages",
-    "padding",
-    "return_assistant_tokens_mask",
-    "return_dict",
-    "return_tensors",
-    "sanitize_control_tokens",
-    "tokenize",
-    "tokenizer_kwargs",
-    "truncation",
-)
 _DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
@@ -88,7 +72,7 @@ def check_template_kwargs(
     for name in given or ():
         if not isinstance(name, str):
             raise error(f"template_kwargs are named by strings, not {name!r:.80}")
-        if name in _NO_VARIABLES:
+        if name in NO_VARIABLES:
             raise error(f"template_kwargs are what the chat template reads, and {name} is not")
     try:
         check_texts("template_kwargs", given, error)
