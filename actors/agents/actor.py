@@ -17,7 +17,6 @@ from kvactors.actors.agents.request_builder import (
     make_answer,
     retokenized_tokens,
     said_in,
-    told,
 )
 from kvactors.actors.agents.rewinding import rewind
 from kvactors.actors.agents.services import AgentServices
@@ -36,7 +35,7 @@ from kvactors.actors.turns.messages_agent import (
 from kvactors.actors.turns.messages_gpu import Cancel, PrefetchKV, Step
 from kvactors.actors.turns.reply import make_reply
 from kvactors.core.conversation.context_policy import ContextPolicy
-from kvactors.core.conversation.transcript import Transcript
+from kvactors.core.conversation.transcript import Transcript, as_told
 from kvactors.core.errors import KvactorsError, SystemStopped, TurnFailed
 from kvactors.core.schedule.events import Aborted, Begun, Finished, Tokens
 from kvactors.core.schedule.request import Request
@@ -131,7 +130,7 @@ class AgentActor(SystemActor):
         """Plans the turn of `ask` under the model that is loaded. Raises TemplateError."""
         model, isolated = self.services.model, self.services.isolated
         self.transcript = self.transcript.under(model.chat, model.tokenizer_id)
-        transcript = told(self.transcript, ask.turn)
+        transcript = as_told(self.transcript, ask.turn.template_kwargs)
         return Planner(
             self.agent_id, transcript, model.spec, self.context_policy, isolated=isolated
         )

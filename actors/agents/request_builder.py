@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from copy import copy
 from dataclasses import replace
 
 from kvactors.actors.turns.messages_agent import Ask
@@ -26,7 +25,7 @@ from kvactors.core.conversation.prefix_match import (
     match_messages,
     match_text,
 )
-from kvactors.core.conversation.transcript import Transcript
+from kvactors.core.conversation.transcript import Transcript, as_told
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import (
     ContextExceeded,
@@ -58,19 +57,7 @@ __all__ = [
     "make_request",
     "retokenized_tokens",
     "said_in",
-    "told",
 ]
-
-
-def told(transcript: Transcript, asked: TurnOptions) -> Transcript:
-    """The `transcript`, only to be read, under its chat template as the turn that is `asked` has
-    it. Raises TemplateError."""
-    chat = transcript.chat.told(asked.template_kwargs)
-    if chat is transcript.chat:
-        return transcript
-    seen = copy(transcript)
-    seen.chat = chat
-    return seen
 
 
 def check_length(transcript: Transcript, asked: TurnOptions, context: int) -> None:
@@ -173,7 +160,7 @@ def make_answer(
     answer was wanted in `ask`."""
     if not ask.turn.answer:
         return ()
-    transcript = told(transcript, ask.turn)
+    transcript = as_told(transcript, ask.turn.template_kwargs)
     prompt = (*transcript.turns[: draft.keep], *draft.turns)[-1]
     generated = finished.request.generated
     sampling = ask.turn.sampling

@@ -40,12 +40,10 @@ class ChatFormat(AnswerText):
         more: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(tokenizer, {**(template_kwargs or {}), **(more or {})}, first)
-        self._first = first
         self.usual = first or self
         self.more = more
         self._grammar_tokens: GrammarTokens | None = None
         self._told = dict[str, ChatFormat]()
-        self._begun = dict[str, str]()
 
     def told(self, template_kwargs: Mapping[str, Any] | None) -> "ChatFormat":
         """As it writes where its template is told `template_kwargs` too, those of them that it
@@ -59,39 +57,36 @@ class ChatFormat(AnswerText):
             made = ChatFormat(self.tokenizer, self._kwargs, self, read)
             if len(self._told) >= _MOST_TOLD:
                 self._told.clear()
-                self._begun.clear()
             self._told[key] = made
         return made
 
-    def begun_by(self, template_kwargs: Mapping[str, Any]) -> str:
-        """Those of `template_kwargs`, as JSON, by which the template writes something else before a
-        first question than it does without; "" for none. Raises TemplateError."""
-        read = {name: value for name, value in template_kwargs.items() if self.reads(name)}
-        key = json.dumps(read, sort_keys=True)
-        begun = self._begun.get(key)
-        if begun is None:
-            known = {n: v for n, v in read.items() if self._begins_by({n: v})}
-            together = known or (read if self._begins_by(read) else {})
-            begun = self._begun[key] = json.dumps(together, sort_keys=True) if together else ""
-        return begun
+    @cached_property
+    def begun_by(self) -> str:
+        """What it was told `more`, as JSON, by which the template writes something else before a
+        first question than it usually does; "" for none. Raises TemplateError."""
+        more = self.more or {}
+        known = {name: value for name, value in more.items() if self._begins_by({name: value})}
+        together = known or (more if self._begins_by(more) else {})
+        return json.dumps(together, sort_keys=True) if together else ""
 
     def _begins_by(self, told: Mapping[str, Any]) -> bool:
         """Whether what is `told` changes what stands before a first question; both are rendered
         now, for some templates write the day there."""
-        chat = self.told(told)
+        usual = self.usual
+        chat = usual.told(told)
         system = {"role": "system", "content": _ANSWER}
-        heads = [[QUESTION], *([[system, QUESTION]] if self.tells_system else [])]
-        return chat is not self and any(
+        heads = [[QUESTION], *([[system, QUESTION]] if usual.tells_system else [])]
+        return chat is not usual and any(
             chat.render(head, answer=True).partition(_ASK)[0]
-            != self.render(head, answer=True).partition(_ASK)[0]
+            != usual.render(head, answer=True).partition(_ASK)[0]
             for head in heads
         )
 
     def grammar_tokens(self, size: int) -> GrammarTokens:
         """Its tokens as grammars know them, ids below `size`; made once for a model. Raises
         InvalidGrammar."""
-        if self._first is not None:
-            return self._first.grammar_tokens(size)
+        if self.usual is not self:
+            return self.usual.grammar_tokens(size)
         made = self._grammar_tokens
         if made is None or made.size != size:
             ends = (*self.end_of_turn, *sorted(self.eos - {*self.end_of_turn}))

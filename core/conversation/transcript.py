@@ -19,7 +19,6 @@ Under another tokenizer a turn is rendered and tokenized again from its text, an
 """
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -32,7 +31,7 @@ from kvactors.core.conversation.tool_format import last_answer, told_by_user
 from kvactors.core.conversation.turn import Source, Turn, answered, beginnings, from_entry, to_entry
 from kvactors.core.errors import SystemPromptMismatch, TemplateError
 
-__all__ = ["Transcript", "as_asked"]
+__all__ = ["Transcript", "as_asked", "as_told"]
 
 RECORD_VERSION = 2
 READABLE_VERSIONS = (1, 2)
@@ -282,12 +281,19 @@ class Transcript:
         return replace(turn, stands_for=entry.get("stands_for", 0), source=source)
 
 
-def as_asked(transcript: Transcript, turn: Turn) -> Transcript:
-    """The same memory, only to be read, under the template as it was for this turn of it."""
+def as_told(transcript: Transcript, template_kwargs: dict[str, Any] | None) -> Transcript:
+    """The same memory, only to be read, whose template is told this too. Raises TemplateError."""
     seen = copy(transcript)
-    with suppress(TemplateError):
-        seen.chat = transcript.chat.usual.told(turn.told)
+    seen.chat = transcript.chat.usual.told(template_kwargs)
     return seen
+
+
+def as_asked(transcript: Transcript, turn: Turn) -> Transcript:
+    """As `as_told` was for this turn of it; itself if its template refuses that now."""
+    try:
+        return as_told(transcript, turn.told)
+    except TemplateError:
+        return transcript
 
 
 def _ends(chat: ChatFormat, turn: Turn) -> list[int]:

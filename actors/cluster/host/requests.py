@@ -33,8 +33,16 @@ KINDS = {
     "ask": {"prompt", *AskOptions.__annotations__} - {"request_id"},
     "observe": {"text", "role"},
     "rewind": {"turns", "to_token"},
-    "turn": {f.name for f in fields(TurnOptions)} - {"prompt", "role", "request_id", "taken"}
-    | {"given"},
+    "turn": {
+        "given",
+        "sampling",
+        "timeout",
+        "priority",
+        "answer",
+        "remembered",
+        "template_kwargs",
+        "tenant",
+    },
     "withdraw": set(),
 }
 OPTIONS = {"system_prompt", "context_policy", "prompt_lane", "behaviour", "supervision"}

@@ -45,7 +45,7 @@ Ctrl-C   stop the reply"""
 def run_chat(
     agent_id: str, model: str, store: Path | None, system_prompt: str | None, asked: AskOptions
 ) -> bool:
-    """Chat with `agent_id` of a `store` under a `model`, with a `system_prompt` if it is new, its
+    """Chat with `agent_id` of a `store` under a `model`, with a `system_prompt` if it is new,
     each line `asked` so, until /quit or the end of input. Whether each line went well, or
     somebody at a terminal saw which did not. Raises KvactorsError."""
     if sys.stdin is None:

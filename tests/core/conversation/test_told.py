@@ -41,7 +41,7 @@ def test_what_is_told_counts_for_what_is_asked_and_for_nothing_before(chat: Chat
     ):
         assert asked.endswith(f"<|im_start|>user\nq<|im_end|>\n{ASKS}{NO_THOUGHT}")
     assert told.opening("user", "q", system=None, answer=False).endswith("<|im_end|>\n")
-    assert chat.begun_by({"enable_thinking": False}) == ""
+    assert chat.told({"enable_thinking": False}).begun_by == ""
     assert chat.following("user", "q", answer=True).endswith(ASKS)
 
 
@@ -96,8 +96,8 @@ def test_a_beginning_of_its_own_shows() -> None:
     chat = ChatFormat(channels())
 
     assert "Reasoning: high" in chat.told(HIGH).opening("user", "q", system=None, answer=True)
-    assert chat.begun_by({**HIGH, "enable_thinking": True}) == '{"reasoning_effort": "high"}'
-    assert chat.begun_by({"reasoning_effort": "medium"}) == chat.begun_by({}) == ""
+    assert chat.told({**HIGH, "enable_thinking": True}).begun_by == '{"reasoning_effort": "high"}'
+    assert chat.told({"reasoning_effort": "medium"}).begun_by == chat.told({}).begun_by == ""
 
 
 def test_only_one_thread_at_a_time_is_in_a_tokenizer_however_it_is_told() -> None:

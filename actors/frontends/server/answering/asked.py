@@ -1,11 +1,11 @@
 """What an inquiry asks, in the words of the model: turns, drawing, tokens."""
 
 from dataclasses import replace
-from itertools import takewhile
 
 from kvactors.actors.frontends.server.answering.home import Home, Speaker
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
+from kvactors.actors.frontends.server.identity.conversation import read
 from kvactors.actors.frontends.server.identity.plan import Plan
 from kvactors.actors.turns.prompt import Continuation
 from kvactors.core.conversation.prefix_match import conversation_text
@@ -87,12 +87,10 @@ def _most_tokens(text: str) -> int:
 def prompt_tokens(dialect: Dialect, inquiry: Inquiry) -> int:
     """How many tokens an `inquiry` has that begins anew, in a `dialect`; of a long one within one
     for each 64 Ki of its characters."""
-    chat, messages = dialect.chat, list(inquiry.messages)
-    leading = [*takewhile(lambda message: message.role == "system", messages)]
-    told = messages[len(leading) :] or leading
-    system = "\n\n".join(message.text for message in leading if told is not leading)
-    begins = dialect.system(system, inquiry.tools, told[0].role if told else "user")
-    text = conversation_text(chat, [dialect.turn(message) for message in told], begins)
+    chat, conversation = dialect.chat, read(inquiry, (), None)
+    said = conversation.said
+    begins = dialect.system(conversation.system, inquiry.tools, said[0].role if said else "user")
+    text = conversation_text(chat, [dialect.turn(message) for message in said], begins)
     # In parts: who reads or writes meanwhile waits for one of them.
     parts = range(0, len(text), AT_ONCE)
     return sum(len(chat.encode(text[begin : begin + AT_ONCE])) for begin in parts)

@@ -55,7 +55,7 @@ def spoken(dialect: Dialect, inquiry: Inquiry) -> Spoken:
             asked = {"effort": inquiry.manner.effort, "thinks": inquiry.manner.thinks}
             told, unread = quiet, (*unread, *(name for name, wish in asked.items() if wish))
             chat = dialect.chat.told(told)
-    return Spoken(dialect.under(chat), told or None, unread, dialect.chat.begun_by(told))
+    return Spoken(dialect.under(chat), told or None, unread, chat.begun_by)
 
 
 def _told(chat: ChatFormat, manner: Manner) -> tuple[dict[str, Any], tuple[str, ...]]:

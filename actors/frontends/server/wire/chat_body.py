@@ -92,7 +92,7 @@ def inquiry_of(request: Request, body: ChatBody) -> Inquiry:
         open_end=body.max_completion_tokens is None and body.max_tokens is None,
         form=_form(body.response_format),
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        manner=manner_of(body.chat_template_kwargs, body.reasoning_effort),
+        manner=manner_of(body.chat_template_kwargs, "reasoning_effort", body.reasoning_effort),
     )
 
 

@@ -128,10 +128,8 @@ def _sampling(body: MessagesBody) -> Sampling:
 
 def _manner(body: CountBody) -> Manner:
     effort = (body.output_config or {}).get("effort")
-    if not isinstance(effort, str | None):
-        raise refused("output_config.effort", f"a word, such as low or high, not {effort!r:.40}")
     thinks = body.shows_thinking if body.thinking else None
-    return manner_of(body.chat_template_kwargs, effort, thinks=thinks)
+    return manner_of(body.chat_template_kwargs, "output_config.effort", effort, thinks=thinks)
 
 
 def _form(config: Mapping[str, Any] | None) -> Form | None:

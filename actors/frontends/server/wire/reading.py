@@ -95,10 +95,12 @@ class Drawn(Body):
 
 
 def manner_of(
-    told: dict[str, Any] | None, effort: str | None, *, thinks: bool | None = None
+    told: dict[str, Any] | None, field: str, effort: object, *, thinks: bool | None = None
 ) -> Manner:
-    """How to answer by what is `told` as `chat_template_kwargs`, by an `effort`, of which "none" is
-    no thinking, and by whether the model `thinks`. Raises Failure."""
+    """How to answer by what is `told` as `chat_template_kwargs`, by an `effort` that stands in the
+    `field`, of which "none" is no thinking, and by whether the model `thinks`. Raises Failure."""
+    if not isinstance(effort, str | None):
+        raise refused(field, f"a word, such as low or high, not {effort!r:.40}")
     try:
         check_template_kwargs(told, InvalidInput, MOST_TOLD)
     except InvalidInput as error:
