@@ -6,7 +6,7 @@ model's dtype (in half precision they disagree enough to change tokens):
 - packed: `mx.quantized_matmul` on the codes, no float copy [injection, Core
   Insight]. For few queries. On the CPU, unless the path is pinned, products of few queries take the
   codes as floats, decode steps of many scores two cores, and several tokens of many scores the
-  other path.
+  other path. An NVIDIA GPU has kernels of ours for it.
 - dequantize: this layer's keys and values in float32, transiently, and fused attention, on the
   CPU block by block. For prefill chunks; several times faster there.
 
@@ -22,8 +22,11 @@ from typing import Any
 import mlx.core as mx
 
 from kvactors.core.attention.blockwise_cpu import attend_in_blocks
+from kvactors.core.attention.fused_cuda import attend_fused, attend_together_fused, fits
 from kvactors.core.attention.packed import (
     LOG2_E,
+    apart,
+    as_one,
     attend_packed,
     exponentials,
     many_scores,
@@ -33,7 +36,7 @@ from kvactors.core.attention.packed import (
 )
 from kvactors.core.attention.plan import AttendPlan
 from kvactors.core.quant.codec import StoredKV, to_float
-from kvactors.core.quant.device import on_cpu
+from kvactors.core.quant.device import on_cpu, on_cuda
 
 __all__ = ["attend", "attend_together"]
 
@@ -50,6 +53,8 @@ def attend(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array:
     """
     rows, heads, tokens, _ = queries.shape
     scores = rows * heads * tokens * stored.keys[0].shape[-2]
+    if plan.packed and on_cuda() and fits(stored):
+        return attend_fused(queries, stored, plan)
     if plan.packed and not (tokens > 1 and many_scores(scores, unpack=plan.unpack)):
         return attend_packed(queries, stored, plan)
     return _dequantized(queries, stored, plan)
@@ -77,15 +82,8 @@ def attend_together(
     kv_heads, shared = keys.shape[1:3]
     own_side, value_side = stored.sides
     rest = stored.beyond(shared)
-
-    def as_one(rowwise: mx.array) -> mx.array:
-        """[rows, kv_heads, repeats * T, n] as one row's [1, kv_heads, rows * repeats * T, n]."""
-        return rowwise.swapaxes(0, 1).flatten(1, 2)[None]
-
-    def apart(one: mx.array) -> mx.array:
-        """The way back."""
-        return one.reshape(kv_heads, rows, -1, one.shape[-1]).swapaxes(0, 1)
-
+    if plan.packed and on_cuda() and fits(stored):
+        return attend_together_fused(queries, rest, prefix, plan)
     many = many_scores(rows * heads * tokens * shared, unpack=plan.unpack)
     powers = many and tokens == 1
     asked = queries.astype(plan.precision) * (plan.scale * LOG2_E if powers else plan.scale)
@@ -97,11 +95,11 @@ def attend_together(
         own = folded @ to_float(rest.keys, own_side, plan.precision).squeeze(0).swapaxes(-1, -2)
     assert isinstance(plan.mask, mx.array)
     own = masked(own[None], plan.mask[..., shared:], tokens)[0, ...]
-    top = mx.maximum(apart(common.max(-1, keepdims=True)), own.max(-1, keepdims=True))
+    top = mx.maximum(apart(common.max(-1, keepdims=True), rows), own.max(-1, keepdims=True))
     common = exponentials(common - as_one(top), powers=powers, at_once=many and tokens > 1)
     own = exponentials(own - top, powers=powers)
-    total = apart(common.sum(-1, keepdims=True)) + own.sum(-1, keepdims=True)
-    out = apart(common @ values)
+    total = apart(common.sum(-1, keepdims=True), rows) + own.sum(-1, keepdims=True)
+    out = apart(common @ values, rows)
     if plan.packed:
         out += weigh(own[None], rest.values, value_side, unpack=plan.unpack)[0, ...]
     else:

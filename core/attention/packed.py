@@ -17,6 +17,8 @@ from kvactors.core.quant.products import multiply_codes
 
 __all__ = [
     "LOG2_E",
+    "apart",
+    "as_one",
     "attend_packed",
     "exponentials",
     "many_scores",
@@ -75,6 +77,17 @@ def _attended(queries: mx.array, stored: StoredKV, plan: AttendPlan) -> mx.array
     out = weigh(weights, stored.values, value_side, unpack=plan.unpack)
     out = out if total is None else out / total
     return out.reshape(rows, heads, tokens, -1).astype(plan.out_dtype or queries.dtype)
+
+
+def as_one(rowwise: mx.array) -> mx.array:
+    """[rows, kv_heads, queries, n] as one row's [1, kv_heads, rows * queries, n]."""
+    return rowwise.swapaxes(0, 1).flatten(1, 2)[None]
+
+
+def apart(one: mx.array, rows: int) -> mx.array:
+    """The way back from `as_one` of so many `rows`, [1, kv_heads, rows * queries, n]."""
+    _, kv_heads, _, width = one.shape
+    return one.reshape(kv_heads, rows, -1, width).swapaxes(0, 1)
 
 
 def masked(scores: mx.array, mask: mx.array | None, tokens: int) -> mx.array:

@@ -15,10 +15,12 @@ import mlx.core as mx
 
 from kvactors.core.arena.cells import Cells
 from kvactors.core.arena.pools import Pool
+from kvactors.core.attention.fused_cuda import attend_fused, fits
+from kvactors.core.attention.plan import AttendPlan
 from kvactors.core.cache.spec import LayerSpec, Side
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.quant.codec import PRECISION, Stored
-from kvactors.core.quant.device import on_cpu
+from kvactors.core.quant.device import on_cpu, on_cuda
 from kvactors.core.quant.products import multiply_codes
 
 __all__ = ["MOST_KEYS", "PROBE_SECONDS", "PRODUCT_TOLERANCE", "probe_products", "product_errors"]
@@ -39,11 +41,11 @@ def probe_products(
     *,
     seconds: float = PROBE_SECONDS,
     clock: Callable[[], float] = time.perf_counter,
-    product: Callable[..., mx.array] = multiply_codes,
+    product: Callable[..., mx.array] | None = None,
 ) -> LoadedModel:
     """The `loaded` model, pinned to dequantizing attention where this device's quantized products
     are wrong for its shapes. A probe takes so many `seconds` of `clock` at most, once per process,
-    device and shapes. `product`: another one than `multiply_codes`, of [..., M, K] and codes of
+    device and shapes. `product`: another one than the device's, of [..., M, K] and codes of
     [..., N, K] to [..., M, N]."""
     layers = (layer for layer in loaded.spec.layers if not layer.plain and layer.kv_heads)
     shapes = tuple(dict.fromkeys(layers)), loaded.spec.context
@@ -58,7 +60,7 @@ def _wrong_products(
     device: tuple[str, Any],
     layers: tuple[LayerSpec, ...],
     context: int,
-    multiply: Callable[..., mx.array],
+    multiply: Callable[..., mx.array] | None,
     seconds: float,
     clock: Callable[[], float],
 ) -> tuple[str, ...]:
@@ -71,7 +73,7 @@ def _wrong_products(
             break
     if wrong:
         logger.warning(
-            "mx.quantized_matmul is wrong on %s; attention dequantizes instead, which is slower "
+            "products with codes are wrong on %s; attention dequantizes instead, which is slower "
             "to decode. Wrong shapes: %s",
             device[0],
             "; ".join(wrong),
@@ -80,13 +82,17 @@ def _wrong_products(
 
 
 def product_errors(
-    layers: Sequence[LayerSpec], context: int, multiply: Callable[..., mx.array] = multiply_codes
+    layers: Sequence[LayerSpec], context: int, multiply: Callable[..., mx.array] | None = None
 ) -> Iterator[tuple[str, float]]:
-    """(shape, the most by which a quantized product of `multiply` differs from that of floats, in
-    deviations of the latter), one after the other, as attention over such `layers` asks for them
-    with up to `context` keys: [..., M, K] and codes of [..., N, K]. Not a number where a product
-    is none."""
-    for name, product, expected in _products(layers, context, multiply):
+    """(shape, the most by which a quantized product differs from that of floats, in deviations of
+    the latter), one after the other, as attention over such `layers` asks for them with up to
+    `context` keys: [..., M, K] and codes of [..., N, K] that `multiply` takes, unless it is the
+    device that does. Not a number where a product is none."""
+    if multiply is None and on_cuda():
+        found = _attended(layers, context)
+    else:
+        found = _products(layers, context, multiply or multiply_codes)
+    for name, product, expected in found:
         yield name, float(mx.abs(product - expected).max() / mx.sqrt(mx.var(expected)))
 
 
@@ -96,15 +102,9 @@ def _products(
     """(shape, quantized product, product of floats) as attention asks for them, from a part of a
     slab: scores over keys, and sums over values."""
     cpu = on_cpu()
-    extents = sorted({min(keys, context) for keys in (_KEYS if cpu else (*_KEYS, MOST_KEYS))})
     for layer in layers:
-        heads, longest = min(2, layer.kv_heads), extents[-1]
-        pool = Pool(replace(layer, kv_heads=heads), 1, longest + 64)
-        dtype = getattr(mx, layer.dtype)
-        new_keys, new_values = (
-            _noise(heads, longest, side.dim).astype(dtype) for side in layer.sides
-        )
-        pool.write(new_keys, new_values, Cells(mx.arange(longest)[None], 0))
+        heads, extents = min(2, layer.kv_heads), _extents(context)
+        pool = _random_pool(layer, heads, extents[-1])
         for keys, (transposed, side) in itertools.product(
             extents, zip((True, False), layer.sides, strict=True)
         ):
@@ -121,6 +121,41 @@ def _products(
                 order = "transposed" if transposed else "not transposed"
                 name = f"{queries}x{inner}x{outer} {order}, {side.bits} bits"
                 yield name, product, asked @ floats
+
+
+def _attended(
+    layers: Sequence[LayerSpec], context: int
+) -> Iterator[tuple[str, mx.array, mx.array]]:
+    """(shape, attention over codes by our own kernels, over floats), where there are kernels."""
+    for layer in layers:
+        heads, extents = min(2, layer.kv_heads), _extents(context)
+        pool = _random_pool(layer, heads, extents[-1])
+        for extent, queries in itertools.product(extents, (_MANY, 1)):
+            stored = pool.read(1, extent)
+            if not fits(stored):
+                continue
+            keys, values = (
+                _floats(codes, side).squeeze(0)
+                for codes, side in zip((stored.keys, stored.values), layer.sides, strict=True)
+            )
+            asked = _noise(heads, queries, layer.head_dim)
+            weights = mx.softmax(asked @ keys.swapaxes(-1, -2), axis=-1, precise=True)
+            found = attend_fused(asked, stored, AttendPlan("packed", 1.0))
+            name = f"{queries}x{layer.head_dim} over {extent} keys, {layer.bits} bits"
+            yield name, found, weights @ values
+
+
+def _extents(context: int) -> list[int]:
+    """Numbers of keys to look at, of a model of so many positions."""
+    return sorted({min(keys, context) for keys in (_KEYS if on_cpu() else (*_KEYS, MOST_KEYS))})
+
+
+def _random_pool(layer: LayerSpec, heads: int, tokens: int) -> Pool:
+    """So many tokens of a `layer` with so many heads, in a slab that has room for more."""
+    pool, dtype = Pool(replace(layer, kv_heads=heads), 1, tokens + 64), getattr(mx, layer.dtype)
+    keys, values = (_noise(heads, tokens, side.dim).astype(dtype) for side in layer.sides)
+    pool.write(keys, values, Cells(mx.arange(tokens)[None], 0))
+    return pool
 
 
 def _floats(stored: Stored, side: Side) -> mx.array:

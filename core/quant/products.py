@@ -8,28 +8,19 @@ from kvactors.core.quant.device import on_cuda
 
 __all__ = ["multiply_codes"]
 
-# Keys of so many numbers are a tile of the kernel that multiplies with transposed codes.
-_CUDA_TILE = 64
-
 
 def multiply_codes(left: mx.array, stored: Stored, side: Side, *, transposed: bool) -> mx.array:
     """`left` [..., m, k] times codes of [..., n, k], `transposed`, or of [..., k, n], `stored` as
     `side` says: [..., m, n].
 
     MLX's CUDA build (0.32.4) multiplies only codes without gaps in between, and ours are a part of
-    a slab: a copy of the codes takes a tenth of what the floats take. Where one group is a whole
-    key it asks for a kernel whose headers pip does not install; then codes become floats.
+    a slab: there they become floats, where the kernels of `kvactors.core.attention.fused_cuda` do
+    not take them.
     """
     if on_cuda():
-        if transposed and not _has_tiles(side):
-            return left @ to_float(stored, side, PRECISION).swapaxes(-1, -2)
-        stored = tuple(mx.contiguous(array) for array in stored)
+        floats = to_float(stored, side, PRECISION)
+        return left @ (floats.swapaxes(-1, -2) if transposed else floats)
     codes, scales, biases = stored
     return mx.quantized_matmul(
         left, codes, scales, biases, transposed, group_size=side.group_size, bits=side.bits
     )
-
-
-def _has_tiles(side: Side) -> bool:
-    assert side.group_size is not None
-    return side.dim % _CUDA_TILE == 0 and side.group_size < side.dim
