@@ -16,9 +16,11 @@ from kvactors.bench.regime import ANYWHERE, FLOAT_THERE, Regime, Side, Sides
 from kvactors.bench.setup import Setup, answer
 from kvactors.bench.turns import hot_agents, step
 
-__all__ = ["BUSY_THREADS", "REGIMES", "against_one", "deep_llama"]
+__all__ = ["BUSY_THREADS", "REGIMES", "against_batch", "against_one", "deep_llama"]
 
 BUSY_THREADS = 4
+# Turns that run at once, unless more are asked for.
+MOST = 16
 
 
 @contextmanager
@@ -74,11 +76,16 @@ def _against_batch(
         for seed, length in enumerate(lengths)
     ]
     with (
-        setup.system(source) as system,
+        setup.system(source, max_batch=max(MOST, len(prompts))) as system,
         in_its_own_process(source, peers.batch_steps, prompts) as theirs,
     ):
         agents = hot_agents(system, prompts)
         yield lambda: step(system, agents, decoded), lambda: Side(*theirs(decoded))
+
+
+def against_batch(agents: int, tokens: int) -> Callable[[Setup], AbstractContextManager[Sides]]:
+    """What measures so many `agents` of so many `tokens` each, against mlx-lm's BatchGenerator."""
+    return lambda setup: _against_batch(setup, [tokens] * min(agents, setup.scale.number(agents)))
 
 
 def uniform(setup: Setup) -> AbstractContextManager[Sides]:
