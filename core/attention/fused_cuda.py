@@ -19,7 +19,7 @@ import mlx.core as mx
 from kvactors.core.attention.packed import LOG2_E, apart, as_one
 from kvactors.core.attention.plan import AttendPlan, causal_mask
 from kvactors.core.cache.spec import Side
-from kvactors.core.quant.codec import PRECISION, StoredKV
+from kvactors.core.quant.codec import PRECISION, Stored, StoredKV
 
 __all__ = ["Parts", "attend_fused", "attend_together_fused", "fits"]
 
@@ -36,13 +36,14 @@ _QUERIES = 8
 def fits(stored: StoredKV) -> bool:
     """Whether the kernels take what is `stored`: codes of 4 or 8 bits whose words are no more than
     threads."""
-    return all(_side_fits(side) for side in stored.sides)
+    kept = zip((stored.keys, stored.values), stored.sides, strict=True)
+    return all(_side_fits(arrays, side) for arrays, side in kept)
 
 
-def _side_fits(side: Side) -> bool:
-    if side.bits not in (4, 8) or not side.group_size or not side.dim:
+def _side_fits(arrays: Stored, side: Side) -> bool:
+    if len(arrays) != 3 or side.bits not in (4, 8):
         return False
-    return side.dim * side.bits // 32 <= _THREADS
+    return arrays[0].shape[-1] <= _THREADS
 
 
 def attend_fused(

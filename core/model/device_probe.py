@@ -49,7 +49,7 @@ def probe_products(
     [..., N, K] to [..., M, N]."""
     layers = (layer for layer in loaded.spec.layers if not layer.plain and layer.kv_heads)
     shapes = tuple(dict.fromkeys(layers)), loaded.spec.context
-    device = str(mx.default_device()), mx.quantized_matmul
+    device = str(mx.default_device()), mx.quantized_matmul, attend_fused
     if not _wrong_products(device, *shapes, product, seconds, clock):
         return loaded
     return replace(loaded, policy=replace(loaded.policy, mode="dequantize"))
@@ -57,7 +57,7 @@ def probe_products(
 
 @functools.cache
 def _wrong_products(
-    device: tuple[str, Any],
+    device: tuple[str, Any, Any],
     layers: tuple[LayerSpec, ...],
     context: int,
     multiply: Callable[..., mx.array] | None,

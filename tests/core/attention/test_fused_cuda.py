@@ -1,12 +1,19 @@
-"""An NVIDIA GPU attends codes with kernels of ours: as floats are attended, each row as alone."""
+"""An NVIDIA GPU attends codes with kernels of ours: as floats are attended, each row as alone.
+
+Where there is none, their source runs on the CPU.
+"""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from cuda_on_cpu import on_this_cpu
+from seeded import bug, seeded
 
+from kvactors.core.attention import attend as attending
 from kvactors.core.attention.attend import attend, attend_together
 from kvactors.core.attention.fused_cuda import PART, attend_fused, fits
 from kvactors.core.attention.plan import AttendPlan
@@ -14,8 +21,17 @@ from kvactors.core.cache.spec import Side
 from kvactors.core.quant.codec import StoredKV
 from kvactors.core.quant.device import on_cuda
 
-gpu = pytest.mark.skipif(not on_cuda(), reason="the kernels run on an NVIDIA GPU")
 Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@pytest.fixture(autouse=True)
+def kernels() -> Iterator[None]:
+    """Those of the GPU, or the same ones on the CPU."""
+    if on_cuda():
+        yield
+        return
+    with seeded(on_this_cpu), seeded(bug(attending, "on_cuda")(lambda _: lambda: True)):
+        yield
 
 
 def stored(rows: int, heads: int, keys: int, side: Side, dtype: mx.Dtype) -> StoredKV:
@@ -76,7 +92,6 @@ def seen(rows: int, tokens: int, keys: int) -> mx.array:
     return ((place == 0) | shown) & ~((place >= PART) & (place < 2 * PART))
 
 
-@gpu
 @pytest.mark.parametrize(
     ("rows", "kv_heads", "repeats", "tokens", "keys", "side", "dtype"),
     [
@@ -114,7 +129,6 @@ def test_kernels_attend_codes_as_floats_are_attended(
         assert mx.array_equal(attend(queries, kv, plan), attend_fused(queries, kv, plan))
 
 
-@gpu
 def test_a_row_is_attended_as_it_is_alone_whoever_is_beside_it() -> None:
     kv, queries = stored(8, 2, 1000, *OF_ONE), asked_of(8, 8, 1, 128, mx.bfloat16)
     lengths = (1000, 3, 257, 256, 511, 700, 900, 64)
@@ -134,7 +148,6 @@ def test_a_row_is_attended_as_it_is_alone_whoever_is_beside_it() -> None:
 OF_ONE = Side(128, 4, 64), mx.bfloat16
 
 
-@gpu
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_what_rows_share_is_joined_with_what_is_their_own(tokens: int) -> None:
     kv, queries = stored(4, 2, 700, *OF_ONE), asked_of(4, 12, tokens, 128, mx.bfloat16)
@@ -166,4 +179,10 @@ def test_what_rows_share_is_joined_with_what_is_their_own(tokens: int) -> None:
     ],
 )
 def test_kernels_take_codes_whose_words_are_no_more_than_threads(side: Side, wanted: bool) -> None:
-    assert fits(StoredKV((), (), (Side(64, 4, 64), side))) is wanted
+    codes = stored(1, 1, 2, Side(64, 4, 64), mx.float32)
+    floats = (mx.zeros((1, 1, 1, 2, side.dim)),)
+    values = stored(1, 1, 2, side, mx.float32).values if side.bits else floats
+
+    assert fits(StoredKV(codes.keys, values, (codes.sides[0], side))) is wanted
+    # Codes that are kept as floats are no codes.
+    assert not fits(StoredKV(codes.keys[:1], codes.values[:1], codes.sides))
