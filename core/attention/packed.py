@@ -85,7 +85,8 @@ def as_one(rowwise: mx.array) -> mx.array:
 
 
 def apart(one: mx.array, rows: int) -> mx.array:
-    """The way back from `as_one` of so many `rows`, [1, kv_heads, rows * queries, n]."""
+    """The way back from `as_one` of so many `rows`: [1, kv_heads, rows * queries, n] as [rows,
+    kv_heads, queries, n]."""
     _, kv_heads, _, width = one.shape
     return one.reshape(kv_heads, rows, -1, width).swapaxes(0, 1)
 

@@ -93,28 +93,23 @@ def seen(rows: int, tokens: int, keys: int) -> mx.array:
 
 
 @pytest.mark.parametrize(
-    ("rows", "kv_heads", "repeats", "tokens", "keys", "side", "dtype"),
+    ("shape", "side", "dtype"),
     [
-        (2, 2, 4, 1, 300, Side(128, 4, 64), mx.bfloat16),
-        (3, 2, 1, 1, 64, Side(64, 4, 64), mx.float32),
-        (1, 1, 8, 1, 1023, Side(128, 4, 64), mx.float16),
-        (2, 2, 4, 5, 513, Side(128, 4, 64), mx.bfloat16),
-        (2, 2, 2, 2, 700, Side(64, 8, 32), mx.float32),
-        (2, 1, 3, 1, 320, Side(96, 4, 32), mx.float32),
-        (1, 2, 20, 1, 300, Side(128, 8, 128), mx.float16),
-        (2, 4, 2, 1, 1, Side(64, 4, 32), mx.float32),
-        (1, 1, 1, 1, 3000, Side(512, 4, 64), mx.bfloat16),
+        ((2, 2, 4, 1, 300), Side(128, 4, 64), mx.bfloat16),
+        ((3, 2, 1, 1, 64), Side(64, 4, 64), mx.float32),
+        ((1, 1, 8, 1, 1023), Side(128, 4, 64), mx.float16),
+        ((2, 2, 4, 5, 513), Side(128, 4, 64), mx.bfloat16),
+        ((2, 2, 2, 2, 700), Side(64, 8, 32), mx.float32),
+        ((2, 1, 3, 1, 320), Side(96, 4, 32), mx.float32),
+        ((1, 2, 20, 1, 300), Side(128, 8, 128), mx.float16),
+        ((2, 4, 2, 1, 1), Side(64, 4, 32), mx.float32),
+        ((1, 1, 1, 1, 3000), Side(512, 4, 64), mx.bfloat16),
     ],
 )
 def test_kernels_attend_codes_as_floats_are_attended(
-    rows: int,
-    kv_heads: int,
-    repeats: int,
-    tokens: int,
-    keys: int,
-    side: Side,
-    dtype: mx.Dtype,
+    shape: tuple[int, int, int, int, int], side: Side, dtype: mx.Dtype
 ) -> None:
+    rows, kv_heads, repeats, tokens, keys = shape
     kv = stored(rows, kv_heads, keys, side, dtype)
     queries = asked_of(rows, kv_heads * repeats, tokens, side.dim, dtype)
     sinks = mx.random.normal((kv_heads * repeats,), key=mx.random.key(4)).astype(dtype)
