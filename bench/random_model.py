@@ -56,14 +56,11 @@ def small_llama() -> tuple[Any, Any]:
     )
 
 
-def endless_llama(dtype: Any = None, **shape: Any) -> tuple[Any, Any]:
-    """(model, tokenizer) of another `shape`, that never ends a turn either; weights of another
-    `dtype`, if one is given."""
+def endless_llama(**shape: Any) -> tuple[Any, Any]:
+    """(model, tokenizer) of another `shape`, that never ends a turn either."""
     from kvactors.core.testing.models import PlainTokenizer, tiny_model
 
     model = tiny_model(vocab_size=VOCABULARY, **shape)
-    if dtype is not None:
-        model.set_dtype(dtype)
     tokenizer = PlainTokenizer(VOCABULARY)
     tokenizer.eos_token_ids = set()
     return model, tokenizer

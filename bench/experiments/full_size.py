@@ -1,10 +1,11 @@
-"""A model of the size of Llama 3 8B with random weights, on a GPU that has room for it twice.
+"""A model of the size of Llama 3 8B with random weights, on a GPU with 50 GB for three of it.
 
     python -m kvactors.bench.experiments.full_size [--quick] [--model M] [--page PAGE] [--plot PNG]
 
 Regime: a decode step of one agent and of many, at 4 bits, beside mlx-lm's BatchGenerator over float
 caches of the same tokens; and the first token of a prompt, beside mlx-lm in the chunks that it is
-fastest with. mlx-lm has a process and a model of its own on the same GPU, and takes turns. Medians
+fastest with. mlx-lm has a process and a model of its own on the same GPU, and takes turns; the
+bench has one more. Medians
 and the quartiles of the ratios, as they come and in a table; with `--quick` a small model, and a
 part of the agents and tokens.
 """

@@ -48,7 +48,7 @@ for (int i = thread; i < ASKED; i += THREADS) {
   if (query < asked_queries) {
     const int head = kv_head * repeats + query / tokens;
     asked = static_cast<float>(queries[row * queries_strides[0] + head * queries_strides[1] +
-        (query % tokens) * queries_strides[2] + dim * queries_strides[3]]) * SCALE;
+        (query % tokens) * queries_strides[2] + dim * queries_strides[3]]) * scale[0];
   }
   shared[((dim / KEY_CODES) * TILE + local) * KEY_CODES + dim % KEY_CODES] = asked;
 }

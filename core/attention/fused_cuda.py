@@ -107,8 +107,8 @@ def _parts(queries: mx.array, stored: StoredKV, mask: mx.array, scale: float, ti
     key_side, value_side = stored.sides
     tiles, parts = -(-(heads // kv_heads * tokens) // tile), -(-extent // PART)
     found = rows, kv_heads, tiles, parts, tile
-    sums, maxima, totals = _attending(scale)(
-        inputs=[queries, *stored.keys, *stored.values, mask],
+    sums, maxima, totals = _attending()(
+        inputs=[queries, *stored.keys, *stored.values, mask, _number(float(scale * LOG2_E))],
         template=[
             ("TILE", tile),
             ("DIM", key_side.dim),
@@ -136,6 +136,11 @@ def _in_tiles(part: mx.array, tile: int) -> mx.array:
 
 
 @cache
+def _number(value: float) -> mx.array:
+    return mx.array([value])
+
+
+@cache
 def _all() -> mx.array:
     """What shows every key."""
     return mx.array(True)
@@ -153,16 +158,16 @@ def _source(name: str) -> str:
 
 
 @cache
-def _attending(scale: float) -> Any:
+def _attending() -> Any:
     sides = [
         f"{side}_{name}" for side in ("key", "value") for name in ("codes", "scales", "biases")
     ]
     return mx.fast.cuda_kernel(
         name="attend_parts_of_codes",
-        input_names=["queries", *sides, "mask"],
+        input_names=["queries", *sides, "mask", "scale"],
         output_names=["sums_of_parts", "maxima", "totals"],
         source=_source("attend_parts.cu"),
-        header=_source("codes.cuh") + f"\n#define SCALE {scale * LOG2_E!r}f\n",
+        header=_source("codes.cuh"),
         ensure_row_contiguous=False,
     )
 

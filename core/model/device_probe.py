@@ -18,7 +18,7 @@ from kvactors.core.arena.pools import Pool
 from kvactors.core.attention.fused_cuda import attend_fused, fits
 from kvactors.core.attention.plan import AttendPlan
 from kvactors.core.cache.spec import LayerSpec, Side
-from kvactors.core.model.load import LoadedModel
+from kvactors.core.model.load import LoadedModel, stated_heads
 from kvactors.core.quant.codec import PRECISION, Stored
 from kvactors.core.quant.device import on_cpu, on_cuda
 from kvactors.core.quant.products import multiply_codes
@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 _KEYS, MOST_KEYS = (1023, 1024, 4096), 8256
 _QUERIES, _MANY = (1, 2, 3, 4, 8), 16
 PROBE_SECONDS = 1.0
+# Where each kernel of ours has to be compiled.
+_CUDA_SECONDS = 10.0
 PRODUCT_TOLERANCE = 0.01
 """Of the products' deviation. A GPU may round floats to 10 bits; one key too few is 3 %."""
 
@@ -39,17 +41,18 @@ PRODUCT_TOLERANCE = 0.01
 def probe_products(
     loaded: LoadedModel,
     *,
-    seconds: float = PROBE_SECONDS,
+    seconds: float | None = None,
     clock: Callable[[], float] = time.perf_counter,
     product: Callable[..., mx.array] | None = None,
 ) -> LoadedModel:
     """The `loaded` model, pinned to dequantizing attention where this device's quantized products
-    are wrong for its shapes. A probe takes so many `seconds` of `clock` at most, once per process,
-    device and shapes. `product`: another one than the device's, of [..., M, K] and codes of
-    [..., N, K] to [..., M, N]."""
+    are wrong for its shapes. A probe takes so many `seconds` of `clock` at most (one, or ten where
+    kernels are compiled for it), once per process, device and shapes. `product`: another one than
+    the device's, of [..., M, K] and codes of [..., N, K] to [..., M, N]."""
     layers = (layer for layer in loaded.spec.layers if not layer.plain and layer.kv_heads)
-    shapes = tuple(dict.fromkeys(layers)), loaded.spec.context
+    shapes = tuple(dict.fromkeys(layers)), loaded.spec.context, stated_heads(loaded.model)
     device = str(mx.default_device()), mx.quantized_matmul, attend_fused
+    seconds = seconds or (_CUDA_SECONDS if on_cuda() else PROBE_SECONDS)
     if not _wrong_products(device, *shapes, product, seconds, clock):
         return loaded
     return replace(loaded, policy=replace(loaded.policy, mode="dequantize"))
@@ -60,13 +63,14 @@ def _wrong_products(
     device: tuple[str, Any, Any],
     layers: tuple[LayerSpec, ...],
     context: int,
+    heads: int | None,
     multiply: Callable[..., mx.array] | None,
     seconds: float,
     clock: Callable[[], float],
 ) -> tuple[str, ...]:
     """The shapes whose products differ from those of floats; warns of them, once."""
     begin, wrong = clock(), []
-    for name, error in product_errors(layers, context, multiply):
+    for name, error in product_errors(layers, context, multiply, heads=heads):
         if not error <= PRODUCT_TOLERANCE:
             wrong.append(name)
         if clock() - begin > seconds:
@@ -82,14 +86,19 @@ def _wrong_products(
 
 
 def product_errors(
-    layers: Sequence[LayerSpec], context: int, multiply: Callable[..., mx.array] | None = None
+    layers: Sequence[LayerSpec],
+    context: int,
+    multiply: Callable[..., mx.array] | None = None,
+    *,
+    heads: int | None = None,
 ) -> Iterator[tuple[str, float]]:
     """(shape, the most by which a quantized product differs from that of floats, in deviations of
     the latter), one after the other, as attention over such `layers` asks for them with up to
     `context` keys: [..., M, K] and codes of [..., N, K] that `multiply` takes, unless it is the
-    device that does. Not a number where a product is none."""
+    device that does. Not a number where a product is none. A kernel of ours is asked with the
+    queries of a model that has so many `heads`, if that is known."""
     if multiply is None and on_cuda():
-        found = _attended(layers, context)
+        found = _attended(layers, context, heads)
     else:
         found = _products(layers, context, multiply or multiply_codes)
     for name, product, expected in found:
@@ -124,25 +133,29 @@ def _products(
 
 
 def _attended(
-    layers: Sequence[LayerSpec], context: int
+    layers: Sequence[LayerSpec], context: int, heads: int | None
 ) -> Iterator[tuple[str, mx.array, mx.array]]:
-    """(shape, attention over codes by our own kernels, over floats), where there are kernels."""
-    for layer in layers:
-        heads, extents = min(2, layer.kv_heads), _extents(context)
-        pool = _random_pool(layer, heads, extents[-1])
-        for extent, queries in itertools.product(extents, (_MANY, 1)):
-            stored = pool.read(1, extent)
-            if not fits(stored):
-                continue
-            keys, values = (
-                _floats(codes, side).squeeze(0)
-                for codes, side in zip((stored.keys, stored.values), layer.sides, strict=True)
-            )
-            asked = _noise(heads, queries, layer.head_dim)
-            weights = mx.softmax(asked @ keys.swapaxes(-1, -2), axis=-1, precise=True)
-            found = attend_fused(asked, stored, AttendPlan("packed", 1.0))
-            name = f"{queries}x{layer.head_dim} over {extent} keys, {layer.bits} bits"
-            yield name, found, weights @ values
+    """(shape, attention over codes by our own kernels, over floats), where there are kernels: of
+    decode steps of a model with so many `heads`, and of more queries."""
+    extents = _extents(context)
+    pools = [(each, _random_pool(each, min(2, each.kv_heads), extents[-1])) for each in layers]
+    for extent, queries, (layer, pool) in itertools.product(extents, (1, _MANY), pools):
+        stored = pool.read(1, extent)
+        if not fits(stored):
+            continue
+        repeats = (heads or 0) // layer.kv_heads or 1
+        keys, values = (
+            _floats(codes, side).squeeze(0)
+            for codes, side in zip((stored.keys, stored.values), layer.sides, strict=True)
+        )
+        keys, values = (mx.repeat(each, repeats, axis=1) for each in (keys, values))
+        asked = _noise(keys.shape[1], queries, layer.head_dim).astype(getattr(mx, layer.dtype))
+        # Few keys have all the weight, so that what is found is no mean, which a dtype would round.
+        plan = AttendPlan("packed", 2.0)
+        scores = plan.scale * asked.astype(PRECISION) @ keys.swapaxes(-1, -2)
+        found = attend_fused(asked, stored, plan).astype(PRECISION)
+        name = f"{queries}x{layer.head_dim} over {extent} keys, {layer.bits} bits"
+        yield name, found, mx.softmax(scores, axis=-1, precise=True) @ values
 
 
 def _extents(context: int) -> list[int]:

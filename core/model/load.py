@@ -248,6 +248,11 @@ def stated_positions(model: Any, config: Mapping[str, Any] = MappingProxyType({}
     return _said(_POSITIONS, config, _arguments(model))
 
 
+def stated_heads(model: Any) -> int | None:
+    """How many heads of queries a model has in a layer, if its arguments say so."""
+    return _said(("num_attention_heads",), _arguments(model))
+
+
 def _arguments(model: Any) -> Mapping[str, Any]:
     return getattr(getattr(model, "args", None), "__dict__", {})
 

@@ -21,6 +21,7 @@ from kvactors.core.attention.products_cpu import LEAST_KEYS
 from kvactors.core.cache.blocks import BLOCK_TOKENS, block_floor
 from kvactors.core.model import mlx_limit
 from kvactors.core.model.load import LoadedModel
+from kvactors.core.quant.device import on_cuda
 
 __all__ = ["LEAST_CHUNK", "WorkSpace", "bare", "cover", "forward_bytes"]
 
@@ -111,6 +112,12 @@ class WorkSpace:
         return _measured[key]
 
     @property
+    def _scored(self) -> float:
+        """Of each key of a row that is read for all rows at once: a GPU whose kernels keep no
+        scores of a step keeps these."""
+        return max(self.decoded, self.pair) if on_cuda() else self.decoded
+
+    @property
     def scored(self) -> "WorkSpace":
         """That of chunks whose tokens' logits are all looked at."""
         block = self.block and replace(self.block, token=self.block.token + self.logits)
@@ -129,7 +136,7 @@ class WorkSpace:
         keys = _padded(keys, self.step)
         factor = self.unpacked if rows * keys >= self.many else self.decoded
         alone = max(0, rows * keys - once)
-        return int(rows * self.row + alone * factor + once * self.decoded + shared * self.key)
+        return int(rows * self.row + alone * factor + once * self._scored + shared * self.key)
 
     def choice(self, tokens: int, rows: int, keys: int) -> int:
         """Bytes of the scoring of a choice of `tokens` tokens in a batch of `rows` rows, over

@@ -51,9 +51,16 @@ class PlainTokenizer:
         return {chr(token): token for token in range(self.vocab_size)}
 
 
-def tiny_model(kind: str = "llama", *, seed: int = 0, vocab_size: int = 128, **changes: Any) -> Any:
+def tiny_model(
+    kind: str = "llama",
+    *,
+    seed: int = 0,
+    vocab_size: int = 128,
+    dtype: mx.Dtype = mx.float32,
+    **changes: Any,
+) -> Any:
     """A random model of mlx-lm's own class `kind` (llama, qwen2, qwen3), with weights by `seed` for
-    `vocab_size` tokens, evaluated.
+    `vocab_size` tokens, of this `dtype`, evaluated.
 
     Attention weights are large enough for the context to decide the output.
     """
@@ -80,6 +87,7 @@ def tiny_model(kind: str = "llama", *, seed: int = 0, vocab_size: int = 128, **c
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             projection = getattr(attention, name)
             projection.weight = projection.weight * 3
+    model.set_dtype(dtype)
     mx.eval(model.parameters())
     return model
 

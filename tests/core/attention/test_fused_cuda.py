@@ -4,7 +4,7 @@ Where there is none, their source runs on the CPU.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -141,6 +141,16 @@ def test_a_row_is_attended_as_it_is_alone_whoever_is_beside_it() -> None:
 
 
 OF_ONE = Side(128, 4, 64), mx.bfloat16
+
+
+@pytest.mark.parametrize("number", [float, np.float64, lambda scale: np.float32(scale)])
+def test_scores_are_scaled_by_whatever_is_a_number(number: Callable[[float], Any]) -> None:
+    kv, queries = stored(1, 2, 64, *OF_ONE), asked_of(1, 8, 1, 128, mx.bfloat16)
+    scales = (number(0.125), 0.125, 0.25)
+    given, plain, other = (attend(queries, kv, AttendPlan("packed", each)) for each in scales)
+
+    assert mx.array_equal(given, plain)
+    assert not mx.array_equal(other, plain)
 
 
 @pytest.mark.parametrize("tokens", [1, 3])

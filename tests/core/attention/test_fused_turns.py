@@ -14,7 +14,10 @@ from kvactors.actors import AgentSystem, Sampling
 from kvactors.core.attention import attend as attending
 from kvactors.core.attention.fused_cuda import attend_fused, attend_together_fused
 from kvactors.core.attention.policy import AttentionPolicy
-from kvactors.core.model import device_probe, load
+from kvactors.core.cache.spec import LayerSpec
+from kvactors.core.model import device_probe, load, workspace
+from kvactors.core.model.device_probe import PRODUCT_TOLERANCE, product_errors
+from kvactors.core.model.workspace import WorkSpace
 from kvactors.core.quant import products
 from kvactors.core.quant.device import on_cpu
 from kvactors.core.testing.models import tiny_llama
@@ -89,6 +92,41 @@ def test_conversations_are_the_same_over_the_kernels(caplog: pytest.LogCaptureFi
     assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
 
 
+@pytest.mark.parametrize("queries", [1, 16])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_a_kernel_of_any_number_of_queries_and_any_kind_of_layer_is_looked_at(
+    queries: int, dim: int
+) -> None:
+    @bug(device_probe, "attend_fused")
+    def wrong(true: Callable[..., mx.array]) -> Callable[..., mx.array]:
+        def call(asked: mx.array, *args: Any) -> mx.array:
+            faulty = asked.shape[2:] == (queries, dim)
+            return true(asked, *args) * (1.1 if faulty else 1)
+
+        return call
+
+    layers = [LayerSpec("full", 2, each, 4, 64, "bfloat16") for each in (64, 128)]
+    with as_on_cuda(wrong):
+        errors = dict(product_errors(layers, 1024, heads=6))
+
+    assert {name for name, error in errors.items() if not error <= PRODUCT_TOLERANCE} == {
+        f"{queries}x{dim} over {keys} keys, 4 bits" for keys in (1023, 1024)
+    }
+    assert len(errors) == 8
+
+
+def test_scores_of_what_rows_share_have_their_room_where_kernels_keep_none() -> None:
+    space = WorkSpace(token=1.0, pair=300.0, key=8.0, decoded=50.0)
+
+    here = space.decode(8, 4096, 2048, 8 * 2048)
+    with seeded(bug(workspace, "on_cuda")(yes)):
+        there = space.decode(8, 4096, 2048, 8 * 2048)
+        alone = space.decode(8, 4096)
+
+    assert there - here == 8 * 2048 * (300 - 50)
+    assert alone == space.decode(8, 4096)
+
+
 def test_kernels_that_are_wrong_are_found_at_load_and_not_asked(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -103,4 +141,4 @@ def test_kernels_that_are_wrong_are_found_at_load_and_not_asked(
 
     assert not asked
     (record,) = (each for each in caplog.records if each.levelno >= logging.WARNING)
-    assert "16x64 over 1023 keys, 4 bits" in record.getMessage()
+    assert "1x64 over 1023 keys, 4 bits" in record.getMessage()

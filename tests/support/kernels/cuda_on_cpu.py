@@ -51,7 +51,7 @@ class _Kernel:
         ensure_row_contiguous: bool = True,
     ) -> None:
         assert not ensure_row_contiguous
-        self._names = [*input_names, *output_names]
+        self._names, self._inputs = [*input_names, *output_names], len(input_names)
         self._name, self._source, self._header = name, source, header
 
     def __call__(
@@ -87,9 +87,12 @@ class _Kernel:
 
     def _whole(self, dtypes: Sequence[mx.Dtype], template: Sequence[tuple[str, int]]) -> str:
         declared = [
-            f"auto* {name} = ({_TYPES[dtype]}*)arrays[{index}]; "
-            f"auto* {name}_shape = shapes[{index}]; auto* {name}_strides = strides[{index}];"
+            f"auto* {name} = ({_TYPES[dtype]}*)arrays[{index}];"
             for index, (name, dtype) in enumerate(zip(self._names, dtypes, strict=True))
+        ]
+        declared += [
+            f"auto* {name}_shape = shapes[{index}]; auto* {name}_strides = strides[{index}];"
+            for index, name in enumerate(self._names[: self._inputs])
         ]
         told = [f"constexpr int {name} = {value};" for name, value in template]
         body = "\n".join((*declared, *told, self._source))
