@@ -97,7 +97,7 @@ class AgentActor(SystemActor):
         cancelled, self._cancel_before = ask.ticket.serial < self._cancel_before, 0
         answer = self.transcript.answered.get(ask.turn.request_id)
         if answer is not None:
-            answer_again(ask, answer, self.transcript.chat, self.services)
+            answer_again(ask, answer, self.transcript, self.services)
             return
         if not ask.turn.taken:
             withdraw(ask, self.transcript, self.services)
@@ -207,7 +207,8 @@ class AgentActor(SystemActor):
         self._end()
         text = answer[0].text if answer else ""
         log_answer(finished, text, with_text=self.services.log_text)
-        words = said_in(self.transcript.chat, ask, text)
+        asked = draft.turns[-1] if draft.turns else self.transcript.turns[draft.keep - 1]
+        words = said_in(self.transcript.chat, ask.turn.sampling, text, asked)
         made = make_reply(finished, text, words, draft.match, ask.ticket, retokenized)
         ask.ticket.resolve(made)
 

@@ -114,7 +114,7 @@ class Agent:
         a turn of this id, its answer is given again (`reply.recorded`).
         `template_kwargs` are passed to the chat template for this turn, over those of the system,
         such as {"enable_thinking": False}. What that writes before the first question stays as it
-        is from then on.
+        is, until a context policy drops that question.
         Prompts to one agent are answered in order. Raises InvalidInput, MailboxFull, SaveQueueFull,
         SystemStopped or EngineDied at once; the future raises InvalidInput, ContextExceeded,
         MemoryExceeded, AdmissionFull or TurnFailed.

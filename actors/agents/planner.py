@@ -26,7 +26,7 @@ from kvactors.core.conversation.context_policy import (
     turns_to_drop,
 )
 from kvactors.core.conversation.prefix_match import Draft
-from kvactors.core.conversation.transcript import Transcript, as_asked
+from kvactors.core.conversation.transcript import Transcript, as_asked, as_told
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import ContextExceeded, KvactorsError, TurnFailed
 from kvactors.core.schedule.events import Finished
@@ -140,28 +140,33 @@ class Planner:
             count = sum(turn.stands_for or 1 for turn in past[gap.head : gap.tail])
             after.turns.append(replace(turn, stands_for=count))
         rest = [*past[gap.tail :], *draft.turns]
-        rest[:1] = [self._moved(turn, past[: gap.tail], after) for turn in rest[:1]]
+        answered = len(past) > gap.tail
+        before = past[: gap.tail]
+        rest[:1] = [self._moved(turn, before, after, answered=answered) for turn in rest[:1]]
         turns = (*after.turns[gap.head :], *rest)
         return Draft(gap.head, turns, draft.match, draft.system_prompt)
 
-    def _moved(self, turn: Turn, before: Sequence[Turn], after: Transcript) -> Turn:
+    def _moved(
+        self, turn: Turn, before: Sequence[Turn], after: Transcript, *, answered: bool
+    ) -> Turn:
         """A turn that follows others than `before` now. Its rendering begins with what the last
         of them lacks, or with the system prompt, and at the very start as the tokenizer begins
-        texts."""
+        texts: what it was told of that was for its own answer, if it is `answered`."""
         if turn.is_answer or (turn.raw and after.turns):
             return turn
         if turn.raw:
             return replace(turn, token_ids=tuple(after.chat.begun(turn.token_ids)))
-        own = as_asked(self.transcript, turn)
+        own = as_asked(self.transcript, turn.told)
         was = own.rendering(turn.role, turn.text, answer=turn.asked, after=before)
-        now = as_asked(after, turn).render(turn.role, turn.text, answer=turn.asked)
+        told = own.chat.not_begun_by if answered and not after.turns else turn.told
+        now = as_asked(after, told).render(turn.role, turn.text, answer=turn.asked)
         # A turn that was cut is not rendered whole, and stays as it is.
         if turn.rendered != was or turn.token_ids == now.token_ids:
             return turn
         return replace(now, stands_for=turn.stands_for)
 
     def _beginning(self, turns: int) -> Transcript:
-        first = self.transcript.copy()
+        first = as_told(self.transcript.copy(), None)
         first.turns = first.turns[:turns]
         return first
 
@@ -191,7 +196,7 @@ class Planner:
         generated = finished.request.generated
         if finished.reason != "stop":
             raise TurnFailed(f"the summary had not ended after {len(generated)} tokens")
-        chat = self.transcript.chat
+        chat = self.transcript.chat.usual
         text = chat.words(chat.reply_text(generated)).strip()
         if not text:
             raise TurnFailed("the summary is empty")

@@ -18,11 +18,11 @@ __all__ = ["answer_again", "withdraw"]
 
 
 def answer_again(
-    ask: Ask, answer: Sequence[Turn], chat: ChatFormat, services: AgentServices
+    ask: Ask, answer: Sequence[Turn], transcript: Transcript, services: AgentServices
 ) -> None:
-    """Reply to `ask` with the `answer` that its request had, its tokens read by `chat`; `services`
-    say when the turn is on disk: it may not have been when it was answered."""
-    ticket = ask.ticket
+    """Reply to `ask` with the `answer` that its request had in a `transcript`; `services` say when
+    the turn is on disk: it may not have been when it was answered."""
+    ticket, chat = ask.ticket, transcript.chat
     ticket.chat = chat
     answer = [_as_said(turn, chat) for turn in answer]
     for turn in answer:
@@ -30,7 +30,8 @@ def answer_again(
     services.confirm(ticket)
     # An answer that was wanted and is not there was withdrawn.
     otherwise: FinishReason = "cancelled" if ask.turn.answer else "stop"
-    words = said_in(chat, ask, answer[0].text) if answer else ""
+    prompt = transcript.answered.prompt(ask.turn.request_id)
+    words = said_in(chat, ask.turn.sampling, answer[0].text, prompt) if answer else ""
     ticket.resolve(recorded_reply(answer, words, ticket, otherwise))
 
 

@@ -171,14 +171,13 @@ def make_answer(
     return (turn,)
 
 
-def said_in(chat: ChatFormat, ask: Ask, text: str) -> str:
-    """What of the `text` that answers `ask` is neither thought nor a header, by `chat`; all of it
-    where no template wrote the prompt, or where it has a form, which thoughts have not."""
+def said_in(chat: ChatFormat, sampling: Sampling, text: str, prompt: Turn | None) -> str:
+    """What of the `text` that answers a `prompt` is neither thought nor a header, by `chat`; all of
+    it where no template wrote that, or where `sampling` gave a form, which thoughts have not."""
     with suppress(TemplateError):
-        chat = chat.told(ask.turn.template_kwargs)
-    sampling = ask.turn.sampling
+        chat = chat.told(prompt.told if prompt else None)
     formed = bool(sampling.choices or sampling.grammar) and not chat.header
-    raw = isinstance(ask.turn.prompt, NewTokenIds | WholeText)
+    raw = prompt is not None and prompt.raw
     return text if raw or formed else chat.words(text)
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from kvactors.actors.turns.checks import check_flag
 from kvactors.core.conversation.prefix_match import Message
+from kvactors.core.conversation.turn import MOST_TOLD, check_template_kwargs
 from kvactors.core.errors import EmptyPrompt, InvalidInput, TokenOutOfRange
 from kvactors.core.model.info import ModelInfo
-from kvactors.core.model.options import MOST_TOLD, check_template_kwargs
 from kvactors.core.numbers import number, whole
 from kvactors.core.text import check_text
 

@@ -21,7 +21,8 @@ MOST = 4096
 
 
 class AnsweredRequests:
-    """The answer of each request: its turn, or none where nothing was to be said."""
+    """The answer of each request: its turn, or none where nothing was to be said; and what it
+    answers."""
 
     def __init__(self) -> None:
         self._answers: dict[str, tuple[Turn, ...]] = {}
@@ -31,11 +32,17 @@ class AnsweredRequests:
 
     def get(self, request_id: str | None) -> tuple[Turn, ...] | None:
         """The answer under an id; None: there was no such request."""
-        return None if request_id is None else self._answers.get(request_id)
+        found = None if request_id is None else self._answers.get(request_id)
+        return None if found is None else found[-1:]
+
+    def prompt(self, request_id: str | None) -> Turn | None:
+        """What was answered under an id that has an answer."""
+        found = self._answers.get(request_id or "", ())
+        return found[0] if len(found) > 1 else None
 
     def note(self, request_id: str, turns: Sequence[Turn]) -> None:
         """The turns of one record are what was asked under this id, and its answer at their end."""
-        self._answers[request_id] = tuple(turn for turn in turns[-1:] if turn.is_answer)
+        self._answers[request_id] = tuple(turns[-2:]) if turns and turns[-1].is_answer else ()
         if len(self._answers) > MOST:
             del self._answers[next(iter(self._answers))]
 

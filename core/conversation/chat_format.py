@@ -41,7 +41,7 @@ class ChatFormat(AnswerText):
     ) -> None:
         super().__init__(tokenizer, {**(template_kwargs or {}), **(more or {})}, first)
         self.usual = first or self
-        self.more = more
+        self._more = json.dumps(more)
         self._grammar_tokens: GrammarTokens | None = None
         self._told = dict[str, ChatFormat]()
 
@@ -60,6 +60,12 @@ class ChatFormat(AnswerText):
             self._told[key] = made
         return made
 
+    @property
+    def more(self) -> dict[str, Any] | None:
+        """What it was told more than usual, for the caller."""
+        found: dict[str, Any] | None = json.loads(self._more)
+        return found
+
     @cached_property
     def begun_by(self) -> str:
         """What it was told `more`, as JSON, by which the template writes something else before a
@@ -68,6 +74,12 @@ class ChatFormat(AnswerText):
         known = {name: value for name, value in more.items() if self._begins_by({name: value})}
         together = known or (more if self._begins_by(more) else {})
         return json.dumps(together, sort_keys=True) if together else ""
+
+    @property
+    def not_begun_by(self) -> dict[str, Any]:
+        """What else it was told more. Raises TemplateError."""
+        begun_by = json.loads(self.begun_by or "{}")
+        return {name: value for name, value in (self.more or {}).items() if name not in begun_by}
 
     def _begins_by(self, told: Mapping[str, Any]) -> bool:
         """Whether what is `told` changes what stands before a first question; both are rendered

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvactors.core.conversation.transcript import READABLE_VERSIONS
+from kvactors.core.conversation.turn import MOST_TOLD, check_template_kwargs
+from kvactors.core.errors import InvalidInput
 
 __all__ = ["TOKEN_BYTES", "check_records"]
 
@@ -52,4 +54,8 @@ def _is_turn(entry: Any) -> bool:
 
 
 def _is_told(told: Any) -> bool:
-    return told is None or (isinstance(told, Mapping) and all(isinstance(n, str) for n in told))
+    try:
+        check_template_kwargs(told, InvalidInput, MOST_TOLD)
+    except InvalidInput:
+        return False
+    return True

@@ -134,9 +134,8 @@ class Transcript:
         the assistant is to answer it."""
         rendered = self.rendering(role, text, answer=answer)
         encode = self.chat.encode if self.turns else self.chat.encode_opening
-        return Turn(
-            role, text, tuple(encode(rendered)), rendered, asked=answer, told=self.chat.more
-        )
+        ids = tuple(encode(rendered))
+        return Turn(role, text, ids, rendered, asked=answer, told=self.chat.more)
 
     def rendering(
         self, role: str, text: str, *, answer: bool, after: Sequence[Turn] | None = None
@@ -227,7 +226,7 @@ class Transcript:
         if last.is_answer:
             return self.chat.closing_after(last.token_ids, answered=True, role=role)
         # A prompt lacks something if a rewind cut it, or if its answer is gone.
-        unanswered, own = self.chat.closing_after((), answered=True), as_asked(self, last)
+        unanswered, own = self.chat.closing_after((), answered=True), as_asked(self, last.told)
         begin, _, tail = own._frame(last.role, PROBE, before, answer=False).partition(PROBE)
         for head in beginnings(before, self._closing, back):
             for answer in (False, True):
@@ -255,7 +254,7 @@ class Transcript:
         if turn.is_answer or turn.raw:
             return turn.text[: max(0, characters - turn.rendered.find(turn.text))]
         before = next(self.turns[:at] for at, own in enumerate(self.turns) if own is turn)
-        told = partial(as_asked(self, turn)._frame, turn.role, after=before, answer=True)
+        told = partial(as_asked(self, turn.told)._frame, turn.role, after=before, answer=True)
         head = told(PROBE).partition(PROBE)[0]
         start = turn.rendered.find(head) + len(head)
         if start < len(head) or characters <= start:
@@ -277,7 +276,8 @@ class Transcript:
         else:
             if role == "tool" and not self.chat.takes_results:
                 role, text = told_by_user(text)
-            turn = self.render(role, text, answer=source.answered)
+            told = as_asked(self, entry.get("template_kwargs"))
+            turn = told.render(role, text, answer=source.answered)
         return replace(turn, stands_for=entry.get("stands_for", 0), source=source)
 
 
@@ -288,10 +288,10 @@ def as_told(transcript: Transcript, template_kwargs: dict[str, Any] | None) -> T
     return seen
 
 
-def as_asked(transcript: Transcript, turn: Turn) -> Transcript:
-    """As `as_told` was for this turn of it; itself if its template refuses that now."""
+def as_asked(transcript: Transcript, told: dict[str, Any] | None) -> Transcript:
+    """As `as_told` was when a turn of it was `told` this; itself if its template refuses it now."""
     try:
-        return as_told(transcript, turn.told)
+        return as_told(transcript, told)
     except TemplateError:
         return transcript
 

@@ -1,12 +1,29 @@
 """One turn of a conversation, and its form in the ledger. Pure: any thread."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Source", "Turn", "answered", "beginnings", "from_entry", "to_entry"]
+from kvactors.core.conversation.token_text import NO_VARIABLES
+from kvactors.core.errors import InvalidConfig, InvalidInput
+from kvactors.core.text import check_texts
+
+__all__ = [
+    "MOST_TOLD",
+    "Source",
+    "Turn",
+    "answered",
+    "beginnings",
+    "check_template_kwargs",
+    "from_entry",
+    "to_entry",
+]
+
+# Characters of what one turn tells a chat template.
+MOST_TOLD = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +121,36 @@ def beginnings(
     yield closing(before, back) if answered else ""
     if before and back and not answered:
         yield closing(before, back - 1)
+
+
+def check_template_kwargs(
+    given: object, error: type[InvalidInput] = InvalidConfig, most: int | None = None
+) -> str:
+    """What is `given`, as JSON of `most` characters. Raises `error` for what is no dict by name, or
+    would identify a model's KV in this process alone, or is no variable of a template."""
+    if given is not None and not isinstance(given, dict):
+        raise error(f"template_kwargs must be a dict, not {given!r:.80}")
+    for name in given or ():
+        if not isinstance(name, str):
+            raise error(f"template_kwargs are named by strings, not {name!r:.80}")
+        if name in NO_VARIABLES:
+            raise error(f"template_kwargs are what the chat template reads, and {name} is not")
+    try:
+        check_texts("template_kwargs", given, error)
+        written = json.dumps(given, sort_keys=True, allow_nan=False)
+        json.loads(written, parse_int=_small)
+    except error:
+        raise
+    except (TypeError, ValueError, RecursionError) as failure:
+        raise error(f"template_kwargs must have a JSON form: {failure}") from failure
+    if most is not None and len(written) > most:
+        raise error(f"template_kwargs of a turn have {most} characters as JSON, not {len(written)}")
+    return written
+
+
+def _small(written: str) -> int:
+    """A whole number as JSON has it. Raises ValueError for one that a ledger cannot keep."""
+    found = int(written)
+    if not -(2**63) <= found < 2**64:
+        raise ValueError(f"{written:.40} has more than 64 bits")
+    return found

@@ -53,7 +53,7 @@ def probe_products(
     shapes = tuple(dict.fromkeys(layers)), loaded.spec.context, stated_heads(loaded.model)
     device = str(mx.default_device()), mx.quantized_matmul, attend_fused
     seconds = seconds or (_CUDA_SECONDS if on_cuda() else PROBE_SECONDS)
-    if not _wrong_products(device, *shapes, product, seconds, clock):
+    if not _wrong_products(device, shapes, product, seconds, clock):
         return loaded
     return replace(loaded, policy=replace(loaded.policy, mode="dequantize"))
 
@@ -61,15 +61,14 @@ def probe_products(
 @functools.cache
 def _wrong_products(
     device: tuple[str, Any, Any],
-    layers: tuple[LayerSpec, ...],
-    context: int,
-    heads: int | None,
+    shapes: tuple[tuple[LayerSpec, ...], int, int | None],
     multiply: Callable[..., mx.array] | None,
     seconds: float,
     clock: Callable[[], float],
 ) -> tuple[str, ...]:
     """The shapes whose products differ from those of floats; warns of them, once."""
     begin, wrong = clock(), []
+    layers, context, heads = shapes
     for name, error in product_errors(layers, context, multiply, heads=heads):
         if not error <= PRODUCT_TOLERANCE:
             wrong.append(name)

@@ -1,6 +1,5 @@
 """What a caller may choose about a model; checked before anything is loaded. No MLX."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,18 +7,16 @@ from typing import Any
 from kvactors.core.attention.policy import check_attention
 from kvactors.core.cache.kv_bits import KVBits, check_bits
 from kvactors.core.cache.spec import choose_group_size
-from kvactors.core.conversation.token_text import NO_VARIABLES
-from kvactors.core.errors import InvalidConfig, InvalidInput
+from kvactors.core.conversation.turn import check_template_kwargs
+from kvactors.core.errors import InvalidConfig
 from kvactors.core.numbers import whole
-from kvactors.core.text import check_text, check_texts
+from kvactors.core.text import check_text
 
-__all__ = ["DEFAULT_MODEL", "DRAFT_MODEL", "MOST_TOLD", "ModelOptions", "check_template_kwargs"]
+__all__ = ["DEFAULT_MODEL", "DRAFT_MODEL", "ModelOptions"]
 
 DEFAULT_MODEL = Path(__file__).parent / "default_model"
 # What drafts for it.
 DRAFT_MODEL = Path(__file__).parent / "draft_model"
-# Characters of what one turn tells a chat template.
-MOST_TOLD = 16 << 10
 _DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
@@ -60,27 +57,3 @@ class ModelOptions:
         if found is None or found < least:
             raise InvalidConfig(f"{name} must be an int of at least {least} tokens: {value!r}")
         object.__setattr__(self, name, found)
-
-
-def check_template_kwargs(
-    given: object, error: type[InvalidInput] = InvalidConfig, most: int | None = None
-) -> str:
-    """What is `given`, as JSON of `most` characters. Raises `error` for what is no dict by name, or
-    would identify a model's KV in this process alone, or is no variable of a template."""
-    if given is not None and not isinstance(given, dict):
-        raise error(f"template_kwargs must be a dict, not {given!r:.80}")
-    for name in given or ():
-        if not isinstance(name, str):
-            raise error(f"template_kwargs are named by strings, not {name!r:.80}")
-        if name in NO_VARIABLES:
-            raise error(f"template_kwargs are what the chat template reads, and {name} is not")
-    try:
-        check_texts("template_kwargs", given, error)
-        written = json.dumps(given, sort_keys=True, allow_nan=False)
-    except error:
-        raise
-    except (TypeError, ValueError, RecursionError) as failure:
-        raise error(f"template_kwargs must have a JSON form: {failure}") from failure
-    if most is not None and len(written) > most:
-        raise error(f"template_kwargs of a turn have {most} characters as JSON, not {len(written)}")
-    return written

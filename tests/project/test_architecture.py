@@ -128,7 +128,7 @@ bench/check: actors bench bench/table core/arena core/attention core/cache core/
     core/quant core/testing
 actors/frontends/demo: actors/system actors/turns core/blas core/model/worlds core/schedule
     persistence/files
-actors/frontends/console: core/errors core/model persistence/files
+actors/frontends/console: core/conversation core/errors persistence/files
 actors/frontends/server/exchange: core/errors core/schedule
 actors/frontends/server/dialect: actors/frontends/server/exchange core/conversation core/errors
     core/schedule
@@ -138,7 +138,7 @@ actors/frontends/server/answering: actors/errors actors/frontends/server/dialect
     actors/frontends/server/exchange actors/frontends/server/identity actors/turns core/conversation
     core/errors core/model core/schedule persistence/files
 actors/frontends/server/wire: actors/cluster/protocol actors/errors
-    actors/frontends/server/exchange core/errors core/model core/schedule
+    actors/frontends/server/exchange core/conversation core/errors core/schedule
 actors/frontends/server/wire/responses: actors/errors actors/frontends/server/exchange
     actors/frontends/server/identity actors/frontends/server/wire core/schedule
 actors/frontends/server/agents: actors/agents actors/errors actors/frontends/server/answering

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from kvactors.core.conversation.turn import MOST_TOLD, check_template_kwargs
 from kvactors.core.errors import InvalidInput
-from kvactors.core.model.options import check_template_kwargs
 from kvactors.persistence.files.home import expanded
 
 __all__ = ["Told", "folder", "new_file", "refuse", "template_kwargs"]
@@ -28,7 +28,7 @@ def template_kwargs(value: str) -> dict[str, Any]:
     BadParameter."""
     try:
         found = json.loads(value)
-        check_template_kwargs(found, InvalidInput)
+        check_template_kwargs(found, InvalidInput, MOST_TOLD)
     except (ValueError, RecursionError) as error:
         raise typer.BadParameter(
             f"""{error}: write JSON, such as '{{"enable_thinking": false}}'"""

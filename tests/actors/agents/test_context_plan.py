@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from call_forms import channels
 from small_tokenizers import BEGINS, chat_format, raw_turn, starting
 
 from kvactors.actors import (
@@ -17,8 +18,9 @@ from kvactors.actors.turns.options import TurnOptions
 from kvactors.actors.turns.prompt import NewText, NewTokenIds, WholeConversation
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.cache.spec import LayerSpec, ModelCacheSpec
+from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.context_policy import ContextPolicy
-from kvactors.core.conversation.transcript import Transcript
+from kvactors.core.conversation.transcript import Transcript, as_told
 from kvactors.core.model.info import ModelInfo
 from kvactors.core.schedule.events import Finished
 from kvactors.core.schedule.request import Request
@@ -26,9 +28,11 @@ from kvactors.core.schedule.request import Request
 SPEC = ModelCacheSpec((LayerSpec("full", 1, 64, 4, 64, "float32"),), 10_000, 300)
 
 
-def planned(transcript: Transcript, policy: ContextPolicy, summary: str) -> tuple[Running, Request]:
+def planned(
+    transcript: Transcript, policy: ContextPolicy, summary: str, spec: ModelCacheSpec = SPEC
+) -> tuple[Running, Request]:
     """What runs for a question, once its summary, if it has one made, is there."""
-    planner = Planner("a", transcript, SPEC, policy, isolated=False)
+    planner = Planner("a", transcript, spec, policy, isolated=False)
     asked = TurnOptions(NewText("be"), Sampling(max_tokens=8))
     question = Ask(Ticket.begin("a", streamed=False), asked)
     running, request = planner.first(question)
@@ -91,6 +95,30 @@ def test_a_summary_is_summed_up_in_its_turn() -> None:
 
     assert len(spans) > 3
     assert spans == sorted(spans)
+
+
+@pytest.mark.parametrize("summary", ["", "abc"], ids=["drop", "summarize"])
+def test_what_one_turn_was_told_of_the_beginning_is_not_told_to_those_that_are_left(
+    summary: str,
+) -> None:
+    high, chat = {"reasoning_effort": "high"}, ChatFormat(channels())
+    transcript = Transcript(chat, "test")
+    for number in range(9):
+        asked = as_told(transcript, high if number in (0, 5, 6, 7, 8) else None)
+        question = asked.render("user", "Hello world, hello again", answer=True)
+        transcript.extend([question, transcript.given_answer("a cab")])
+    chosen = Summarize(keep_head=0, max_tokens=16, prompt="abc") if summary else DropOldest(0)
+    spec = replace(SPEC, context=len(transcript.token_ids) * 3 // 4)
+    told = as_told(transcript, high if summary else None)
+
+    running, request = planned(told, chosen, summary, spec)
+
+    first, *others = running.draft.turns
+    assert running.draft.keep == 0, "nothing had to leave"
+    assert "Reasoning: medium" in first.rendered
+    assert "Reasoning: high" not in chat.decode(request.tokens)
+    assert first.told in (None, {})
+    assert others[-1].told == (high if summary else None)
 
 
 @pytest.mark.parametrize("edited", [False, True])

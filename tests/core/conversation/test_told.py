@@ -13,7 +13,6 @@ from kvactors.actors import AgentSystem, Sampling
 from kvactors.actors.testing import PuppetModel, use_puppet
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.prefix_match import Draft, continue_behind, match_messages
-from kvactors.core.conversation.records import check_records
 from kvactors.core.conversation.transcript import Transcript
 from kvactors.core.errors import TemplateError
 
@@ -222,28 +221,6 @@ def test_a_reply_has_the_answer_apart_and_has_it_when_it_is_asked_again(
     # What has a form has no thought.
     assert first.answer == (first.text if choices else "So.")
     assert (again.answer, again.text, again.recorded) == (first.answer, first.text, True)
-
-
-def test_what_a_turn_told_the_template_is_in_its_record(chat: ChatFormat) -> None:
-    told = {"enable_thinking": False, "mood": "calm"}
-    transcript = Transcript(chat.told(told), "t")
-    asked = transcript.render("user", "q", answer=True)
-    record = transcript.extend([asked, transcript.answer(chat.encode("a"), "length")])
-
-    check_records([record])
-    (again, _) = Transcript.restore(chat, "t", [record]).turns
-    assert again.told == told
-    assert "template_kwargs" not in record["turns"][1]
-
-
-@pytest.mark.parametrize("wrong", [5, "x", [1], {1: 2}])
-def test_a_record_that_tells_it_no_names_is_none(chat: ChatFormat, wrong: Any) -> None:
-    transcript = Transcript(chat, "t")
-    record = transcript.extend([transcript.render("user", "q", answer=False)])
-    record["turns"][0]["template_kwargs"] = wrong
-
-    with pytest.raises(ValueError, match="record 0"):
-        check_records([record])
 
 
 def test_a_template_is_no_variable_of_itself_whoever_says_so() -> None:

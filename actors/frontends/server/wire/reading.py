@@ -15,8 +15,8 @@ from pydantic_core import core_schema
 
 from kvactors.actors.frontends.server.exchange.inquiry import Manner
 from kvactors.actors.frontends.server.wire.errors import Failure, refused
+from kvactors.core.conversation.turn import MOST_TOLD, check_template_kwargs
 from kvactors.core.errors import InvalidInput
-from kvactors.core.model.options import MOST_TOLD, check_template_kwargs
 from kvactors.core.schedule.sampling import LEAST_SEED, MOST_SEED, MOST_WHOLE
 
 __all__ = [
