@@ -8,7 +8,6 @@ from kvactors.actors.turns.reply import Rewound
 from kvactors.core.conversation.rewind import cut_at_token, cut_turns
 from kvactors.core.conversation.transcript import Transcript
 from kvactors.core.conversation.turn import Turn
-from kvactors.core.errors import KvactorsError
 
 __all__ = ["rewind"]
 
@@ -25,7 +24,8 @@ def rewind(message: Rewind, transcript: Transcript, services: AgentServices) -> 
     else:
         try:
             keep, remains = _cut(message, transcript)
-        except KvactorsError as error:
+        except Exception as error:
+            # Who waits hears of whatever it is, and the agent goes on.
             ticket.reject(error)
             return
         record = transcript.extend(remains, keep, request_id=message.request_id)

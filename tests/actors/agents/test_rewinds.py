@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from conversations import answered, as_if_told_at_once, ask
 from makers import OpenSystem
+from seeded import bug, seeded
 
 from kvactors.actors import (
     Agent,
@@ -17,6 +18,7 @@ from kvactors.actors import (
     RewindOutOfRange,
     Sampling,
 )
+from kvactors.actors.agents import rewinding
 from kvactors.actors.testing import FaultyModel
 from kvactors.core.conversation.hashing import common_prefix
 from kvactors.core.errors import InvalidInput
@@ -43,6 +45,27 @@ def test_a_rewound_turn_is_answered_again_the_same(chatting: Callable[..., Agent
     assert (rewound.turns, rewound.tokens) == (2, len(before.token_ids))
     assert alice.transcript() == before
     assert ask(alice, "be").token_ids == first.token_ids
+
+
+def test_an_agent_whose_rewind_fails_says_so_and_goes_on(
+    chatting: Callable[..., AgentSystem],
+) -> None:
+    @bug(rewinding, "cut_at_token")
+    def broken(_true: Any) -> Callable[..., Any]:
+        def cut(*_args: Any) -> Any:
+            raise TypeError("no such cut")
+
+        return cut
+
+    alice = chatting(store=False).spawn("alice")
+    ask(alice, "be")
+    before = alice.transcript()
+
+    with seeded(broken), pytest.raises(TypeError, match="no such cut"):
+        alice.rewind(to_token=2).get(timeout=WAIT)
+
+    assert alice.transcript() == before
+    assert ask(alice, "be").token_ids
 
 
 def test_a_rewind_to_a_token_goes_on_from_there(chatting: Callable[..., AgentSystem]) -> None:
