@@ -24,6 +24,8 @@ __all__ = ["Chunk", "Plan", "Scheduler", "SchedulerConfig"]
 # Cached tokens below which a chunk may have so many tokens [write-up, 3.4].
 _CHUNK_TABLE = ((2_000, 4096), (8_000, 2048), (20_000, 1024))
 _LONGEST_CHUNK_BEYOND = 512
+# Cached tokens from which on short prompts gain little from sharing a forward (bench/LOG.md).
+_DEEP = 2_000
 _BLOCK = 256
 # Seconds between two tokens where nobody said how many; and steps of those who read them.
 _LATENCY, _SMOOTH = 0.1, 5.0
@@ -121,7 +123,9 @@ class Scheduler:
             budget = self._chunk_size(first.cached, self.config.first_chunk, decoding=decode)
             if self._pace.value:
                 # Behind much that is cached, each row's keys cost more than a launch saves.
-                budget = min(budget, self._affordable(self.config.target_latency or _LATENCY))
+                deep = first.cached >= _DEEP
+                usual = self.config.target_latency or _LATENCY
+                budget = min(budget, self._affordable(usual if deep else self._latency))
             # Who is less urgent keeps nobody waiting.
             alike = [
                 other

@@ -1,8 +1,10 @@
 """How long chunks are beside who decodes, by what they cost."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvactors.core.cache.spec import KVForm, ModelCacheSpec
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.schedule.scheduler import Scheduler, SchedulerConfig
@@ -16,6 +18,7 @@ def prompt_of(tokens: int, cached: int = 0, *, stream: bool = False) -> Request:
     return request
 
 
+FORM = KVForm(0, ModelCacheSpec((), 10, 4096))
 STREAMED, ASKED = prompt_of(0, stream=True), prompt_of(0)
 
 
@@ -74,3 +77,20 @@ def test_chunks_of_any_cost_keep_the_latency_or_are_the_least_that_gets_on(
 
     latency = max(min(0.1, 5 * step), 3.5 * step)
     assert chunk.tokens == config.least_chunk or seconds < 1.3 * latency
+
+
+@pytest.mark.parametrize(("decoding", "together"), [([], 4), ([ASKED], 4), ([STREAMED], 1)])
+def test_prompts_behind_little_share_a_forward_unless_somebody_reads_meanwhile(
+    decoding: list[Request], together: int
+) -> None:
+    scheduler, prompts = Scheduler(), [prompt_of(48, 1000) for _ in range(4)]
+    for prompt in prompts:
+        prompt.form = FORM
+    scheduler.plan(prompts, [])
+    # A prompt takes as long as a reader may wait.
+    scheduler.record_prefill(48, 0.1, decoding=False)
+    scheduler.record_decode(0.03)
+
+    plan = scheduler.plan(prompts, decoding)
+
+    assert len(plan.prefill) == together
