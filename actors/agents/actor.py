@@ -15,6 +15,7 @@ from kvactors.actors.agents.request_builder import (
     log_answer,
     log_prompt,
     make_answer,
+    prompt_of,
     retokenized_tokens,
     said_in,
 )
@@ -207,7 +208,7 @@ class AgentActor(SystemActor):
         self._end()
         text = answer[0].text if answer else ""
         log_answer(finished, text, with_text=self.services.log_text)
-        asked = draft.turns[-1] if draft.turns else self.transcript.turns[draft.keep - 1]
+        asked = prompt_of(self.transcript, draft)
         words = said_in(self.transcript.chat, ask.turn.sampling, text, asked)
         made = make_reply(finished, text, words, draft.match, ask.ticket, retokenized)
         ask.ticket.resolve(made)

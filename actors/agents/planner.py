@@ -166,7 +166,7 @@ class Planner:
         return replace(now, stands_for=turn.stands_for)
 
     def _beginning(self, turns: int) -> Transcript:
-        first = as_told(self.transcript.copy(), None)
+        first = as_told(self.transcript, None)
         first.turns = first.turns[:turns]
         return first
 

@@ -55,6 +55,7 @@ __all__ = [
     "make_choices",
     "make_draft",
     "make_request",
+    "prompt_of",
     "retokenized_tokens",
     "said_in",
 ]
@@ -161,7 +162,7 @@ def make_answer(
     if not ask.turn.answer:
         return ()
     transcript = as_told(transcript, ask.turn.template_kwargs)
-    prompt = (*transcript.turns[: draft.keep], *draft.turns)[-1]
+    prompt = prompt_of(transcript, draft)
     generated = finished.request.generated
     sampling = ask.turn.sampling
     stop = () if sampling.choices else sampling.stop
@@ -169,6 +170,11 @@ def make_answer(
     if sampling.choices and not prompt.raw and turn.text not in sampling.choices:
         turn = replace(turn, text=turn.text.removeprefix(transcript.chat.shown_lead))
     return (turn,)
+
+
+def prompt_of(transcript: Transcript, draft: Draft) -> Turn:
+    """The turn that is answered behind a `draft` of the `transcript`."""
+    return draft.turns[-1] if draft.turns else transcript.turns[draft.keep - 1]
 
 
 def said_in(chat: ChatFormat, sampling: Sampling, text: str, prompt: Turn | None) -> str:
@@ -185,8 +191,7 @@ def make_choices(transcript: Transcript, draft: Draft, ask: Ask) -> Choices:
     """The tokens of each choice that `ask` gives for the answer to a `draft` of the `transcript`.
     Raises InvalidSampling where two have the same."""
     texts = ask.turn.sampling.choices if ask.turn.answer else ()
-    turns = (*transcript.turns[: draft.keep], *draft.turns)
-    choices = tuple(_choice(transcript.chat, text, turns[-1]) for text in texts)
+    choices = tuple(_choice(transcript.chat, text, prompt_of(transcript, draft)) for text in texts)
     _check_different(texts, choices)
     return choices
 

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from seeded import bug
 
-__all__ = ["COMPILER", "on_this_cpu"]
+__all__ = ["on_this_cpu"]
 
 # Sections and contexts are those of Linux.
-COMPILER = shutil.which("g++") if sys.platform == "linux" else None
+_COMPILER = shutil.which("g++") if sys.platform == "linux" else None
 _SHIM = Path(__file__).with_suffix(".h")
 _TYPES = {
     mx.float32: "float",
@@ -54,7 +54,7 @@ class _Kernel:
     ) -> None:
         assert not ensure_row_contiguous
         self._names, self._inputs = [*input_names, *output_names], len(input_names)
-        self._name, self._source, self._header = name, source, header
+        self._source, self._header = source, header
 
     def __call__(
         self,
@@ -72,14 +72,14 @@ class _Kernel:
         ]
         views = [_view(array) for array in inputs]
         kept = [_aligned(view) for view in views]
-        arrays, places = [*views, *found], [*kept, *(array.ctypes.data for array in found)]
+        places = [*kept, *(array.ctypes.data for array in found)]
         dtypes = [*(array.dtype for array in inputs), *output_dtypes]
         source = self._whole(dtypes, template)
         blocks = [-(-all_ // one) for all_, one in zip(grid, threadgroup, strict=True)]
         _compiled(source).launch(
             (ctypes.c_void_p * len(places))(*places),
-            _rows(ctypes.c_int, [array.shape for array in arrays]),
-            _rows(ctypes.c_int64, [[step // a.itemsize for step in a.strides] for a in arrays]),
+            _rows(ctypes.c_int, [view.shape for view in views]),
+            _rows(ctypes.c_int64, [[step // v.itemsize for step in v.strides] for v in views]),
             (ctypes.c_int * 3)(*blocks),
             threadgroup[0],
         )
@@ -138,12 +138,12 @@ def _rows(kind: Any, rows: Sequence[Sequence[int]]) -> Any:
 def _compiled(source: str) -> ctypes.CDLL:
     name = hashlib.sha256(source.encode()).hexdigest()[:16]
     if name not in _built:
-        if COMPILER is None:
+        if _COMPILER is None:
             pytest.skip("the kernels run on a CPU where there is g++, on Linux")
         with tempfile.TemporaryDirectory() as folder:
             code, library = Path(folder, "kernel.cpp"), Path(folder, f"{name}.so")
             code.write_text(source, encoding="utf-8")
-            command = [COMPILER, "-std=c++20", "-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas"]
+            command = [_COMPILER, "-std=c++20", "-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas"]
             done = subprocess.run(
                 [*command, code, "-o", library], capture_output=True, text=True, check=False
             )
