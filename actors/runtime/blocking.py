@@ -1,8 +1,10 @@
 """Which threads may wait: those that run actors may not, as they may be the ones that are awaited;
 and worlds that go on only while somebody does. Any thread."""
 
+import math
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
@@ -25,8 +27,12 @@ __all__ = [
     "resting",
     "running_loop",
     "runs_actors",
+    "wait_on",
     "waiting",
 ]
+
+# Seconds. Python hears of no signal that comes just as its main thread lies down to wait.
+HEARS = 1.0
 
 _thread = threading.local()
 
@@ -118,6 +124,18 @@ def drive(until: Callable[[], bool], timeout: float | None = None) -> None:
     for driver in _drivers:
         if not until():
             driver.drive(until, timeout)
+
+
+def wait_on(event: threading.Event, timeout: float | None = None) -> bool:
+    """Wait until an `event` is set, `timeout` seconds at most; whether it is. Ctrl-C ends it, at
+    whatever moment it comes."""
+    if threading.current_thread() is not threading.main_thread():
+        return event.wait(timeout)
+    end = math.inf if timeout is None else time.monotonic() + timeout
+    while not event.wait(max(0.0, min(HEARS, end - time.monotonic()))):
+        if time.monotonic() >= end:
+            return False
+    return True
 
 
 def must_not_wait() -> bool:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pykka import Future, Timeout
 
-from kvactors.actors.runtime.blocking import check_may_block, drive, resting, running_loop
+from kvactors.actors.runtime.blocking import check_may_block, drive, resting, running_loop, wait_on
 from kvactors.actors.runtime.callbacks import call_back, on_loop, unless_done
 from kvactors.core.errors import InvalidInput, KvactorsError, SystemStopped
 from kvactors.core.numbers import number
@@ -123,7 +123,7 @@ class ReplyFuture(_Source[T]):
             if self._waited is None:
                 self._waited = threading.Event()
         with resting():
-            there = self._waited.wait(timeout and min(timeout, threading.TIMEOUT_MAX))
+            there = wait_on(self._waited, timeout and min(timeout, threading.TIMEOUT_MAX))
         if not there:
             raise _late(timeout)
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import os
+import signal
 import sys
 import threading
 import weakref
@@ -158,6 +160,32 @@ def test_a_callback_of_the_timer_may_not_wait() -> None:
 
     assert "would stop other agents" in refused.get(timeout=WAIT)
     timer.close()
+
+
+def test_an_interrupt_that_comes_as_its_thread_lies_down_ends_a_wait() -> None:
+    answer, asks, here = ReplyFuture[None](), threading.Event(), threading.get_ident()
+    rescue = threading.Timer(WAIT, lambda: answer.resolve(None))
+
+    def interrupt() -> None:
+        asks.wait()
+        while sys._current_frames()[here].f_code is not threading.Condition.wait.__code__:
+            pass
+        # Noted by this thread, it does not wake the one that is to raise it.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        os.kill(os.getpid(), signal.SIGINT)
+
+    rescue.start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    threading.Thread(target=interrupt).start()
+    asks.set()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            answer.get()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        rescue.cancel()
+
+    assert not answer.done
 
 
 @bug(threading.Thread, "start")

@@ -100,7 +100,10 @@ def interrupted_while_loading(code: str) -> tuple[int, str]:
         assert process.stdout is not None
         assert process.stdout.readline() == "loading\n"
         process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=WAIT)
+        try:
+            _, error = process.communicate(timeout=WAIT)
+        finally:
+            process.kill()
     return process.returncode, error
 
 
