@@ -164,7 +164,7 @@ def test_a_callback_of_the_timer_may_not_wait() -> None:
 
 def test_an_interrupt_that_comes_as_its_thread_lies_down_ends_a_wait() -> None:
     answer, asks, here = ReplyFuture[None](), threading.Event(), threading.get_ident()
-    rescue = threading.Timer(WAIT, lambda: answer.resolve(None))
+    rescue = threading.Timer(WAIT / 3, lambda: answer.resolve(None))
 
     def interrupt() -> None:
         asks.wait()
