@@ -1,6 +1,8 @@
-"""`kvactors chat`: a conversation in the terminal that goes on the next day."""
+"""`kvactors chat`: a conversation in the terminal that goes on the next day. What the agent says
+goes to stdout, what it thinks to stderr."""
 
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,10 +21,13 @@ from kvactors.actors.frontends.console.console import (
     working,
 )
 from kvactors.actors.frontends.console.key import stored_key
+from kvactors.actors.frontends.server.dialect.dialect import Dialect
+from kvactors.actors.frontends.server.exchange.events import Event, Said, Thought
+from kvactors.actors.frontends.server.exchange.inquiry import Inquiry
 from kvactors.actors.system.system import AgentSystem, default_store
 from kvactors.actors.turns.options import AskOptions
 from kvactors.actors.turns.reply import Reply
-from kvactors.actors.turns.stream import ReplyStream
+from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.errors import (
     EngineDied,
     InvalidInput,
@@ -83,7 +88,6 @@ class Chat:
         self._asked: AskOptions = asked or {}
         self._system_prompt = system_prompt
         self._bar = bar
-        self._shown = 0
         self.well = True
         self._agent: Agent = _spawned(system, agent_id, system_prompt)
 
@@ -151,13 +155,15 @@ class Chat:
         """Show the reply to a line as it comes; Ctrl-C stops the reply alone."""
         try:
             stream = self._agent.stream(line, **self._asked)
-            self._shown = 0
+            shown = _Shown(self._system.chat.told(self._asked.get("template_kwargs")))
             with suppress(KeyboardInterrupt), stream:
-                self._print(stream)
+                for piece in stream:
+                    self._bar.close()
+                    shown.add(piece.text)
             # Interrupted, it ends at the next step: what it still said is remembered too.
             reply = stream.reply
             self._bar.close()
-            _write(reply.text[self._shown :] + "\n")
+            shown.end(reply.text)
             _note(_summary(reply))
         except (EngineDied, SystemStopped):
             raise
@@ -169,11 +175,45 @@ class Chat:
         self.well = False
         complain(error)
 
-    def _print(self, stream: ReplyStream) -> None:
-        for piece in stream:
-            self._bar.close()
-            _write(piece.text)
-            self._shown += len(piece.text)
+
+class _Shown:
+    """What is shown of an answer by `chat`: what it says, and dim what was thought before."""
+
+    def __init__(self, chat: ChatFormat) -> None:
+        self._reader = Dialect(chat).reader(Inquiry(()), str)
+        self._read = 0
+        self._thought = ""
+
+    def add(self, text: str) -> None:
+        """Some more of its text."""
+        self._read += len(text)
+        self._show(self._reader.feed(text))
+
+    def end(self, text: str) -> None:
+        """All of its `text`: what was not read yet is shown, too."""
+        self.add(text[self._read :])
+        self._show(self._reader.end())
+        self._leave_thought()
+        _write("\n")
+
+    def _show(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if isinstance(event, Thought):
+                self._think(event.text)
+            elif isinstance(event, Said):
+                self._leave_thought()
+                _write(event.text)
+
+    def _think(self, text: str) -> None:
+        shown = text if self._thought else text.lstrip()
+        self._thought += shown
+        err.print(Text(printable(shown), style="dim"), end="", soft_wrap=True)
+
+    def _leave_thought(self) -> None:
+        """What follows a thought stands on a line of its own."""
+        if self._thought:
+            err.print("" if self._thought.endswith("\n") else "\n", end="")
+        self._thought = ""
 
 
 def _spawned(system: AgentSystem, agent_id: str, system_prompt: str | None) -> Agent:

@@ -13,16 +13,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from call_forms import hybrid
 from store_saves import kv_save, put
 from typer.testing import CliRunner
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.cli.app import app
-from kvactors.actors.frontends.cli.chat import Chat
-from kvactors.actors.frontends.console.console import PrefillBar
-from kvactors.actors.frontends.console.options import template_kwargs
-from kvactors.actors.testing import PuppetModel, use_puppet
 from kvactors.persistence.store.store import Store
 from kvactors.persistence.testing.doubles import example_segment
 
@@ -243,24 +238,6 @@ def test_at_a_terminal_a_line_that_failed_was_seen(terminal: Terminal) -> None:
         terminal.write(line)
 
     assert terminal.process.wait(WAIT) == 0
-
-
-def test_a_chat_tells_the_template_what_it_was_told(capsys: pytest.CaptureFixture[str]) -> None:
-    heard = list[str]()
-
-    def script(said: str) -> str:
-        heard.append(said)
-        return "Hello."
-
-    puppet = PuppetModel(script, tokenizer=hybrid)
-    system = AgentSystem(puppet, store=False)
-    use_puppet(system, puppet)
-    with system:
-        told = template_kwargs('{"enable_thinking": false}')
-        Chat(system, "alice", None, PrefillBar(), {"template_kwargs": told}).talk("Hi")
-
-    assert heard[-1].endswith("<think>\n\n</think>\n\n")
-    assert "Hello." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
