@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from random import Random
 
-from kvactors.actors.runtime.blocking import add_driver, remove_driver, waiting
+from kvactors.actors.runtime.blocking import add_driver, remove_driver, wait_on, waiting
 from kvactors.actors.runtime.dispatcher import Dispatcher
 from kvactors.actors.runtime.mailbox import Runnable
 from kvactors.actors.runtime.timer import Deadline, Timer
@@ -123,7 +123,7 @@ class SeededDispatcher(Dispatcher):
             return
         going = _Going(lambda: self._batch(until, deadline), self._thread)
         self._thread.schedule(going)
-        going.over.wait()
+        wait_on(going.over)
 
     def _batch(self, until: Callable[[], bool], deadline: float | None) -> bool:
         self._thread_id = threading.get_ident()
