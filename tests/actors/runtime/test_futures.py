@@ -14,7 +14,7 @@ import pytest
 from pooled import Recorder, Work
 from seeded import bug, seeded
 
-from kvactors.actors.runtime.blocking import check_may_block
+from kvactors.actors.runtime.blocking import add_driver, check_may_block, remove_driver
 from kvactors.actors.runtime.blocking_pool import AT_ONCE, BlockingWork
 from kvactors.actors.runtime.dispatcher import Dispatcher
 from kvactors.actors.runtime.futures import ReplyFuture
@@ -162,14 +162,20 @@ def test_a_callback_of_the_timer_may_not_wait() -> None:
     timer.close()
 
 
+class Waits(threading.Event):
+    """Is told when somebody is about to wait."""
+
+    def drive(self, _until: Any, _timeout: float | None) -> None:
+        self.set()
+
+
 def test_an_interrupt_that_comes_as_its_thread_lies_down_ends_a_wait() -> None:
-    answer, asks, here = ReplyFuture[None](), threading.Event(), threading.get_ident()
+    answer, waits = ReplyFuture[None](), Waits()
     rescue = threading.Timer(WAIT / 3, lambda: answer.resolve(None))
 
     def interrupt() -> None:
-        asks.wait()
-        while sys._current_frames()[here].f_code is not threading.Condition.wait.__code__:
-            pass
+        # The other thread lets this one go on when it lies down.
+        waits.wait()
         # Noted by this thread, it does not wake the one that is to raise it.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         os.kill(os.getpid(), signal.SIGINT)
@@ -177,11 +183,12 @@ def test_an_interrupt_that_comes_as_its_thread_lies_down_ends_a_wait() -> None:
     rescue.start()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     threading.Thread(target=interrupt).start()
-    asks.set()
+    add_driver(waits)
     try:
         with pytest.raises(KeyboardInterrupt):
             answer.get()
     finally:
+        remove_driver(waits)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         rescue.cancel()
 
