@@ -15,7 +15,15 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-__all__ = ["Faulty", "PlainTokenizer", "grid", "snap_to_grid", "tiny_llama", "tiny_model"]
+__all__ = [
+    "Faulty",
+    "PlainTokenizer",
+    "endless",
+    "grid",
+    "snap_to_grid",
+    "tiny_llama",
+    "tiny_model",
+]
 
 
 class PlainTokenizer:
@@ -106,6 +114,13 @@ def tiny_llama(**changes: Any) -> Callable[[], tuple[Any, PlainTokenizer]]:
 def grid() -> tuple[Any, PlainTokenizer]:
     """For `AgentSystem(model=...)`: a random llama whose sums are exact in any order."""
     return snap_to_grid(tiny_model()), PlainTokenizer()
+
+
+def endless() -> tuple[Any, PlainTokenizer]:
+    """The same, of which no answer ends before it is cut or cancelled."""
+    model, tokenizer = grid()
+    tokenizer.eos_token_ids = set()
+    return model, tokenizer
 
 
 def snap_to_grid(model: Any, inputs: float = 256, weights: float = 128) -> Any:

@@ -79,12 +79,11 @@ def test_one_message_at_a_time_unless_reentrant(open_system: OpenSystem) -> None
     class Thinks(AgentBehaviour):
         def __init__(self) -> None:
             self.begun: list[int] = []
-            self.both = threading.Event()
+            self.first, self.second = threading.Event(), threading.Event()
 
         async def on_message(self, message: int, sender: Agent | None) -> list[int]:
             self.begun.append(message)
-            if len(self.begun) == 2:
-                self.both.set()
+            (self.second if self.first.is_set() else self.first).set()
             await self.think([1, message], sampling=SHORT)
             return list(self.begun)
 
@@ -98,9 +97,12 @@ def test_one_message_at_a_time_unless_reentrant(open_system: OpenSystem) -> None
     model.arm(hold=gate)
 
     answers = [agent.request(number) for agent in (one, other) for number in (1, 2)]
-    assert many.both.wait(WAIT)
-    assert single.begun == [1]
+    there = single.first.wait(WAIT) and many.second.wait(WAIT)
+    begun = list(single.begun)
     gate.set()
+
+    assert there
+    assert begun == [1]
 
     assert [answer.get(timeout=WAIT) for answer in answers] == [[1], [1, 2], [1, 2], [1, 2]]
 

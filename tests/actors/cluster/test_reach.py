@@ -45,7 +45,7 @@ def turns(agent: ClusterAgent) -> list[str]:
 def test_a_stream_that_is_left_cancels_its_turn_on_its_node(
     model: FaultyModel, held: ClusterAgent
 ) -> None:
-    with held.stream([1, 2], sampling=LONG) as stream:
+    with held.stream([1, 8], sampling=LONG) as stream:
         next(stream)
         gate = model.hold()
         model.reached.wait(WAIT)
@@ -55,7 +55,7 @@ def test_a_stream_that_is_left_cancels_its_turn_on_its_node(
 
     assert reply.finish_reason == "cancelled"
     assert 0 < len(reply.token_ids) < LONG.max_tokens
-    assert [turn.token_ids for turn in held.transcript().turns] == [(1, 2), reply.token_ids]
+    assert [turn.token_ids for turn in held.transcript().turns] == [(1, 8), reply.token_ids]
 
 
 @pytest.mark.parametrize("how", ["close", "let go", "cancel"])
@@ -63,7 +63,7 @@ def test_so_does_one_under_asyncio_however_it_is_left(
     model: FaultyModel, held: ClusterAgent, how: str
 ) -> None:
     async def talk() -> None:
-        stream = held.stream_async([1, 2], sampling=LONG, request_id="r1")
+        stream = held.stream_async([1, 8], sampling=LONG, request_id="r1")
         await anext(stream)
         gate = model.hold()
         await asyncio.to_thread(model.reached.wait, WAIT)
@@ -78,12 +78,12 @@ def test_so_does_one_under_asyncio_however_it_is_left(
             await leaving
 
     async def lets_go() -> None:
-        stream = held.stream_async([1, 2], sampling=LONG, request_id="r1")
+        stream = held.stream_async([1, 8], sampling=LONG, request_id="r1")
         await anext(stream)
 
     asyncio.run(lets_go() if how == "let go" else talk())
 
-    assert held.ask([1, 2], request_id="r1").get(timeout=WAIT).finish_reason == "cancelled"
+    assert held.ask([1, 8], request_id="r1").get(timeout=WAIT).finish_reason == "cancelled"
 
 
 async def _read(stream: AsyncClusterStream) -> None:
@@ -94,7 +94,7 @@ async def _read(stream: AsyncClusterStream) -> None:
 def test_a_cancelled_task_cancels_its_turn(model: FaultyModel, held: ClusterAgent) -> None:
     async def talk() -> None:
         gate = model.hold()
-        task = asyncio.create_task(held.ask_async([1, 2], sampling=LONG, request_id="r1"))
+        task = asyncio.create_task(held.ask_async([1, 8], sampling=LONG, request_id="r1"))
         await asyncio.to_thread(model.reached.wait, WAIT)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -103,7 +103,7 @@ def test_a_cancelled_task_cancels_its_turn(model: FaultyModel, held: ClusterAgen
 
     asyncio.run(talk())
 
-    reply = held.ask([1, 2], request_id="r1").get(timeout=WAIT)
+    reply = held.ask([1, 8], request_id="r1").get(timeout=WAIT)
     assert (reply.finish_reason, reply.recorded) == ("cancelled", True)
 
 

@@ -14,7 +14,14 @@ from kvactors.actors import AgentSystem, Sampling, TurnFailed, TurnTimeout
 from kvactors.actors.runtime.deterministic import VirtualTimer
 from kvactors.actors.testing import PuppetModel, use_puppet
 from kvactors.core.errors import KvactorsError, SystemStopped
-from kvactors.core.testing.models import Faulty, PlainTokenizer, grid, snap_to_grid, tiny_model
+from kvactors.core.testing.models import (
+    Faulty,
+    PlainTokenizer,
+    endless,
+    grid,
+    snap_to_grid,
+    tiny_model,
+)
 
 SHORT = Sampling(max_tokens=8)
 LONG = Sampling(max_tokens=420)
@@ -62,7 +69,7 @@ def test_a_stop_string_ends_the_turn_across_token_borders_and_is_cut_from_the_te
 
 
 def test_closing_a_stream_early_cancels_the_turn(open_system: OpenSystem) -> None:
-    alice = open_system().spawn("alice")
+    alice = open_system(endless).spawn("alice")
 
     stream = alice.stream("hello", sampling=Sampling(max_tokens=2000))
     next(stream)
@@ -73,7 +80,7 @@ def test_closing_a_stream_early_cancels_the_turn(open_system: OpenSystem) -> Non
 
 
 def test_cancel_keeps_what_was_decoded(open_system: OpenSystem) -> None:
-    alice = open_system().spawn("alice")
+    alice = open_system(endless).spawn("alice")
     stream = alice.stream("hello", sampling=Sampling(max_tokens=2000))
     next(stream)
 
@@ -89,7 +96,7 @@ def test_a_cancel_is_for_the_first_turn_that_has_not_expired_by_then(
     open_system: OpenSystem,
 ) -> None:
     timer = VirtualTimer()
-    system = open_system(store=False, timer=timer)
+    system = open_system(endless, store=False, timer=timer)
     alice, agents = system.spawn("alice"), system.parts.agents
     assert all(paused.get(timeout=WAIT) for paused in agents.pause())
     expired = alice.ask("one", timeout=1)
@@ -218,7 +225,7 @@ def test_leaving_the_system_finishes_queued_turns_and_saves(tmp_path: Path) -> N
 
 
 def test_an_interrupt_cancels_what_runs_and_saves_what_is_finished(tmp_path: Path) -> None:
-    system = AgentSystem(grid, store=tmp_path / "s")
+    system = AgentSystem(endless, store=tmp_path / "s")
     system.start()
     alice = system.spawn("alice")
     done = alice.ask([1, 2], sampling=SHORT).get(timeout=WAIT)
@@ -232,7 +239,7 @@ def test_an_interrupt_cancels_what_runs_and_saves_what_is_finished(tmp_path: Pat
     assert stream.reply.finish_reason == "cancelled"
     with pytest.raises(SystemStopped):
         queued.get(timeout=WAIT)
-    with AgentSystem(grid, store=tmp_path / "s") as system:
+    with AgentSystem(endless, store=tmp_path / "s") as system:
         kept = system.spawn("alice").transcript()
         assert kept.token_ids == (1, 2, *done.token_ids, 3, *stream.reply.token_ids)
 

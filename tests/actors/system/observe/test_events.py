@@ -14,7 +14,14 @@ from makers import OpenSystem
 from kvactors.actors import Agent, AgentBehaviour, Sampling, Supervision
 from kvactors.actors.system.observe.recorder import Recorder
 from kvactors.core.errors import InvalidInput
-from kvactors.core.testing.models import Faulty, PlainTokenizer, grid, snap_to_grid, tiny_model
+from kvactors.core.testing.models import (
+    Faulty,
+    PlainTokenizer,
+    endless,
+    grid,
+    snap_to_grid,
+    tiny_model,
+)
 from kvactors.core.trace import (
     DecodeStep,
     Evicted,
@@ -173,7 +180,7 @@ def test_a_restore_says_how_many_bytes_came_from_where(open_system: OpenSystem) 
 
 
 def test_rewinds_errors_and_cancelled_turns_end_once(open_system: OpenSystem) -> None:
-    system = open_system(grid, store=False, context=2000)
+    system = open_system(endless, store=False, context=2000)
     alice = system.spawn("alice")
     with system.trace() as recorder:
         alice.ask([1, 2], sampling=SHORT).get(timeout=WAIT)
