@@ -23,13 +23,7 @@ from kvactors.actors.turns.messages_gpu import Saved
 from kvactors.actors.turns.messages_store import SaveTurn
 from kvactors.actors.workers.gpu import GpuActor
 from kvactors.actors.workers.persistence import PersistenceActor
-from kvactors.core.testing.models import (
-    PlainTokenizer,
-    endless,
-    snap_to_grid,
-    tiny_llama,
-    tiny_model,
-)
+from kvactors.core.testing.models import PlainTokenizer, endless, grid, tiny_llama
 from kvactors.persistence.commit.save import Save
 from kvactors.persistence.store.store import Store
 from kvactors.persistence.testing.doubles import FailingFiles, HoldingFiles
@@ -96,7 +90,7 @@ def test_a_turn_that_fails_after_its_last_token_leaves_no_kv_behind(
     tokenizer = Fragile()
 
     def fragile() -> tuple[Any, PlainTokenizer]:
-        return snap_to_grid(tiny_model(seed=4)), tokenizer
+        return grid()[0], tokenizer
 
     options: dict[str, Any] = {"model": fragile, "attention": "packed"}
     clean = open_system(**options, store=False).spawn("a")
@@ -128,7 +122,7 @@ def test_a_tokenizer_that_fails_on_one_turn_leaves_the_engine_alive(
             return super().decode(tokens)
 
     picky = Picky()
-    system = open_system(lambda: (tiny_model(), picky), store=False)
+    system = open_system(lambda: (grid()[0], picky), store=False)
     agent = system.spawn("a")
     picky.refused = True
 
