@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +117,8 @@ def test_an_answer_whose_reader_left_before_its_last_byte_waits_for_who_asks_aga
 ) -> None:
     inquiry = Inquiry((Message("user", "hello"),), sampling=Sampling(max_tokens=4))
 
-    async def answers(system: AgentSystem) -> list[str]:
-        service = Service(system, Index(None), shipped_rules())
+    async def answers(system: AgentSystem, index: Index) -> list[str]:
+        service = Service(system, index, shipped_rules())
         ids = list[str]()
         for whole in (False, True, True):
             answer = await service.open(inquiry, key="same")
@@ -131,8 +131,8 @@ def test_an_answer_whose_reader_left_before_its_last_byte_waits_for_who_asks_aga
         await service.close(0)
         return ids
 
-    with AgentSystem(model, store=False) as system:
-        left, again, anew = asyncio.run(answers(system))
+    with AgentSystem(model, store=False) as system, closing(Index(None)) as index:
+        left, again, anew = asyncio.run(answers(system, index))
 
     assert left == again
     assert again != anew

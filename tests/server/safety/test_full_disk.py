@@ -4,6 +4,7 @@ passes."""
 import json
 import logging
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ def test_a_file_that_is_no_index_is_set_aside_and_another_begun(
         with caplog.at_level(logging.ERROR):
             Index(path).close()
         assert content in [aside.read_bytes() for aside in tmp_path.glob("clients.db.damaged-*")]
-        assert Index(path).known("agent 1") is None
+        with closing(Index(path)) as anew:
+            assert anew.known("agent 1") is None
     assert caplog.text.count("is set aside as clients.db.damaged-") == 2
 
 
