@@ -27,7 +27,6 @@ from kvactors.actors.frontends.server.exchange.inquiry import Inquiry
 from kvactors.actors.system.system import AgentSystem, default_store
 from kvactors.actors.turns.options import AskOptions
 from kvactors.actors.turns.reply import Reply
-from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.errors import (
     EngineDied,
     InvalidInput,
@@ -155,7 +154,8 @@ class Chat:
         """Show the reply to a line as it comes; Ctrl-C stops the reply alone."""
         try:
             stream = self._agent.stream(line, **self._asked)
-            shown = _Shown(self._system.chat.told(self._asked.get("template_kwargs")))
+            told = self._asked.get("template_kwargs")
+            shown = _Shown(Dialect(self._system.chat.told(told)))
             with suppress(KeyboardInterrupt), stream:
                 for piece in stream:
                     self._bar.close()
@@ -177,10 +177,11 @@ class Chat:
 
 
 class _Shown:
-    """What is shown of an answer by `chat`: what it says, and dim what was thought before."""
+    """What is shown of an answer, by the `dialect` of its model: what it says, and dim what was
+    thought before."""
 
-    def __init__(self, chat: ChatFormat) -> None:
-        self._reader = Dialect(chat).reader(Inquiry(()), str)
+    def __init__(self, dialect: Dialect) -> None:
+        self._reader = dialect.reader(Inquiry(()), str)
         self._read = 0
         self._thought = ""
 
