@@ -15,6 +15,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from statistics import mean, median
 from typing import Any, NamedTuple
 
@@ -65,6 +66,10 @@ class Passages:
             (words, top),
         )
         return [text for (text,) in found]
+
+    def close(self) -> None:
+        """Let the index go."""
+        self._index.close()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -154,7 +159,8 @@ def _look_up(system: AgentSystem, theirs: Turns, world: World, top: int) -> list
         text = system.chat.tokenizer.decode(list(turn.tokens))
         return text, len(tokens), before + turn.first_s, before + turn.total_s
 
-    return _asked(world, ask)
+    with closing(passages):
+        return _asked(world, ask)
 
 
 def _row(facts: int, tokens: int, how: str, worlds: Sequence[Sequence[Answered]]) -> Row:

@@ -1,6 +1,7 @@
 """What lines and experiments compare with is at its best, and what they share is as told."""
 
 from collections.abc import Callable
+from contextlib import closing
 from math import inf
 
 import pytest
@@ -37,7 +38,8 @@ TOLD = (
 def test_passages_are_found_by_the_words_of_a_question(
     question: str, top: int, found: list[str]
 ) -> None:
-    assert Passages(TOLD).best(question, top) == found
+    with closing(Passages(TOLD)) as passages:
+        assert passages.best(question, top) == found
 
 
 def test_a_prompt_is_read_alike_in_chunks_of_any_size() -> None:
