@@ -139,16 +139,15 @@ def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
     with (
         AgentSystem(store=tmp_path) as system,
         serve(system, index=tmp_path / "clients.db", port=0) as server,
+        client_of(server) as client,
     ):
-        client = client_of(server)
         conversation = client.conversations.create(items=[{"role": "user", "content": TOLD}])
         first = ask(client, TOLD, instructions="You survive.")
     with (
         AgentSystem(store=tmp_path) as system,
         serve(system, index=tmp_path / "clients.db", port=0) as server,
+        client_of(server) as client,
     ):
-        client = client_of(server)
-
         second = ask(client, ASKED, previous_response_id=first.id)
 
         assert "Tom" in second.output_text
@@ -201,8 +200,11 @@ def test_a_forgotten_agent_is_a_clear_404(client: Any, server: Server) -> None:
 
 def test_a_key_never_reaches_what_another_one_keeps(system: AgentSystem, tmp_path: Path) -> None:
     index = tmp_path / "clients.db"
-    with serve(system, port=0, index=index, keys=lambda: ("one", "two")) as server:
-        mine, other = client_of(server, "one"), client_of(server, "two")
+    with (
+        serve(system, port=0, index=index, keys=lambda: ("one", "two")) as server,
+        client_of(server, "one") as mine,
+        client_of(server, "two") as other,
+    ):
         response, conversation = ask(mine, TOLD), mine.conversations.create()
 
         assert mine.responses.retrieve(response.id).id == response.id
