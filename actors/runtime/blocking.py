@@ -4,7 +4,6 @@ and worlds that go on only while somebody does. Any thread."""
 import math
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     import asyncio
 
 __all__ = [
+    "HEARS",
     "Driver",
     "add_driver",
     "check_may_block",
@@ -131,11 +131,12 @@ def wait_on(event: threading.Event, timeout: float | None = None) -> bool:
     whatever moment it comes."""
     if threading.current_thread() is not threading.main_thread():
         return event.wait(timeout)
-    end = math.inf if timeout is None else time.monotonic() + timeout
-    while not event.wait(max(0.0, min(HEARS, end - time.monotonic()))):
-        if time.monotonic() >= end:
-            return False
-    return True
+    left = math.inf if timeout is None else timeout
+    while left > HEARS:
+        if event.wait(HEARS):
+            return True
+        left -= HEARS
+    return event.wait(left)
 
 
 def must_not_wait() -> bool:

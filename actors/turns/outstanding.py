@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from kvactors.actors.errors import SaveQueueFull
-from kvactors.actors.runtime.blocking import check_outside_of_actors, drive, runs_actors
+from kvactors.actors.runtime.blocking import HEARS, check_outside_of_actors, drive, runs_actors
 from kvactors.actors.turns.reply import turn_ended
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.actors.turns.unsaved import UnsavedBytes
@@ -182,8 +182,7 @@ class Outstanding:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while not self.idle:
-                # A bounded wait lets Ctrl-C through on every platform.
-                left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
+                left = HEARS if deadline is None else min(HEARS, deadline - time.monotonic())
                 if left <= 0:
                     return False
                 self._changed.wait(left)

@@ -212,8 +212,8 @@ class _Shown:
 
     def _leave_thought(self) -> None:
         """What follows a thought stands on a line of its own."""
-        if self._thought:
-            err.print("" if self._thought.endswith("\n") else "\n", end="")
+        if self._thought and not self._thought.endswith("\n"):
+            err.print()
         self._thought = ""
 
 
