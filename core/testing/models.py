@@ -18,7 +18,7 @@ from mlx_lm.models.cache import make_prompt_cache
 __all__ = [
     "Faulty",
     "PlainTokenizer",
-    "endless",
+    "endless_grid",
     "grid",
     "snap_to_grid",
     "tiny_llama",
@@ -116,7 +116,7 @@ def grid() -> tuple[Any, PlainTokenizer]:
     return snap_to_grid(tiny_model()), PlainTokenizer()
 
 
-def endless() -> tuple[Any, PlainTokenizer]:
+def endless_grid() -> tuple[Any, PlainTokenizer]:
     """The same, of which no answer ends before it is cut or cancelled."""
     model, tokenizer = grid()
     tokenizer.eos_token_ids = set()

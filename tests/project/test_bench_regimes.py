@@ -8,7 +8,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
-from bench_models import echoing_peer, endless_grid, failing_peer
+from bench_models import echoing_peer, failing_peer
 
 from kvactors.bench.peer_process import PeerFailed, in_its_own_process
 from kvactors.bench.regime import NOTHING_DECODED, Regime, run
@@ -16,6 +16,7 @@ from kvactors.bench.serve.clients import Request
 from kvactors.bench.serve.crowd import crowd
 from kvactors.bench.setup import Scale, Setup
 from kvactors.bench.table.suite import REGIMES, choose
+from kvactors.core.testing.models import endless_grid
 
 TINY = Scale(runs=2, shrink=1024, fewer=16, decoded=3)
 # Codes there, and a grammar that rules tokens out, change tokens wherever sums are exact.

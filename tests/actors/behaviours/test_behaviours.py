@@ -103,7 +103,6 @@ def test_one_message_at_a_time_unless_reentrant(open_system: OpenSystem) -> None
 
     assert there
     assert begun == [1]
-
     assert [answer.get(timeout=WAIT) for answer in answers] == [[1], [1, 2], [1, 2], [1, 2]]
 
 

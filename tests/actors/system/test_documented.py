@@ -13,7 +13,7 @@ from makers import OpenSystem
 from kvactors.actors import AgentSystem, Reply, Sampling
 from kvactors.core.model.load import CPU_CHUNK
 from kvactors.core.testing.families import build
-from kvactors.core.testing.models import PlainTokenizer, endless, grid, snap_to_grid
+from kvactors.core.testing.models import PlainTokenizer, endless_grid, grid, snap_to_grid
 from kvactors.core.trace import DecodeStep, PrefillStep
 
 WAIT = 120
@@ -133,7 +133,7 @@ def test_the_target_latency_decides_how_long_a_stream_waits_for_anothers_prompt(
 
 def chunks(open_system: OpenSystem, target: float) -> list[int]:
     """Tokens of bob's first chunks, of a prompt of 3,000, while alice's are streamed."""
-    system = open_system(endless, store=False, target_latency=target)
+    system = open_system(endless_grid, store=False, target_latency=target)
     # Both paces are known then.
     system.spawn("carol").ask([7] * 600, sampling=Sampling(max_tokens=12)).get(timeout=WAIT)
     with system.trace() as recorder:

@@ -16,7 +16,7 @@ from kvactors.actors import Agent, AgentBehaviour, AgentSystem, Sampling
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.testing import FaultyModel, VirtualTimer, use_timer
 from kvactors.core.errors import SystemStopped
-from kvactors.core.testing.models import endless
+from kvactors.core.testing.models import endless_grid
 
 SHORT = Sampling(max_tokens=8)
 ENDLESS = Sampling(max_tokens=5000)
@@ -28,7 +28,7 @@ class SomeError(Exception):
 
 
 def test_an_exception_cancels_what_runs_and_saves_what_is_finished(tmp_path: Path) -> None:
-    with suppress(SomeError), AgentSystem(endless, tmp_path) as system:
+    with suppress(SomeError), AgentSystem(endless_grid, tmp_path) as system:
         alice = system.spawn("alice")
         done = alice.ask("hello", sampling=SHORT).get(timeout=WAIT)
         stream = alice.stream("and on", sampling=ENDLESS)
@@ -40,7 +40,7 @@ def test_an_exception_cancels_what_runs_and_saves_what_is_finished(tmp_path: Pat
     assert stream.reply.finish_reason == "cancelled"
     with pytest.raises(SystemStopped):
         queued.get(timeout=WAIT)
-    with AgentSystem(endless, tmp_path) as again:
+    with AgentSystem(endless_grid, tmp_path) as again:
         assert len(again.spawn("alice").transcript().turns) == 4
 
 

@@ -23,7 +23,7 @@ from kvactors.actors.turns.messages_gpu import Saved
 from kvactors.actors.turns.messages_store import SaveTurn
 from kvactors.actors.workers.gpu import GpuActor
 from kvactors.actors.workers.persistence import PersistenceActor
-from kvactors.core.testing.models import PlainTokenizer, endless, grid, tiny_llama
+from kvactors.core.testing.models import PlainTokenizer, endless_grid, grid, tiny_llama
 from kvactors.persistence.commit.save import Save
 from kvactors.persistence.store.store import Store
 from kvactors.persistence.testing.doubles import FailingFiles, HoldingFiles
@@ -134,7 +134,7 @@ def test_a_tokenizer_that_fails_on_one_turn_leaves_the_engine_alive(
 
 
 def test_cancel_right_after_ask_cancels_that_turn(open_system: OpenSystem) -> None:
-    alice = open_system(endless, store=False).spawn("alice")
+    alice = open_system(endless_grid, store=False).spawn("alice")
 
     for _ in range(5):
         future = alice.ask([1, 2], sampling=Sampling(max_tokens=1000))
@@ -205,7 +205,7 @@ def test_many_restores_under_a_small_budget_read_each_agent_once(
 
 
 def test_closing_a_stream_from_another_thread_ends_its_reader(open_system: OpenSystem) -> None:
-    agent = open_system(endless, store=False).spawn("a")
+    agent = open_system(endless_grid, store=False).spawn("a")
     stream = agent.stream([1], sampling=Sampling(max_tokens=5000))
     next(stream)
     reader = threading.Thread(target=lambda: list(stream))

@@ -12,33 +12,13 @@ from makers import OpenSystem
 
 from kvactors.actors import AgentSystem, Sampling, TurnFailed, TurnTimeout
 from kvactors.actors.runtime.deterministic import VirtualTimer
-from kvactors.actors.testing import PuppetModel, use_puppet
+from kvactors.actors.testing import FaultyModel, PuppetModel, use_puppet
 from kvactors.core.errors import KvactorsError, SystemStopped
-from kvactors.core.testing.models import (
-    Faulty,
-    PlainTokenizer,
-    endless,
-    grid,
-    snap_to_grid,
-    tiny_model,
-)
+from kvactors.core.testing.models import endless_grid, grid
 
 SHORT = Sampling(max_tokens=8)
 LONG = Sampling(max_tokens=420)
 WAIT = 60
-
-
-class FaultyModel:
-    """A callable model whose Faulty wrapper the test can reach."""
-
-    name = "faulty"
-
-    def __init__(self) -> None:
-        self.model: Any = None
-
-    def __call__(self) -> tuple[Any, PlainTokenizer]:
-        self.model = Faulty(snap_to_grid(tiny_model(seed=3)))
-        return self.model, PlainTokenizer()
 
 
 def test_stream_pieces_add_up_to_the_replys_text(open_system: OpenSystem) -> None:
@@ -69,7 +49,7 @@ def test_a_stop_string_ends_the_turn_across_token_borders_and_is_cut_from_the_te
 
 
 def test_closing_a_stream_early_cancels_the_turn(open_system: OpenSystem) -> None:
-    alice = open_system(endless).spawn("alice")
+    alice = open_system(endless_grid).spawn("alice")
 
     stream = alice.stream("hello", sampling=Sampling(max_tokens=2000))
     next(stream)
@@ -80,7 +60,7 @@ def test_closing_a_stream_early_cancels_the_turn(open_system: OpenSystem) -> Non
 
 
 def test_cancel_keeps_what_was_decoded(open_system: OpenSystem) -> None:
-    alice = open_system(endless).spawn("alice")
+    alice = open_system(endless_grid).spawn("alice")
     stream = alice.stream("hello", sampling=Sampling(max_tokens=2000))
     next(stream)
 
@@ -96,7 +76,7 @@ def test_a_cancel_is_for_the_first_turn_that_has_not_expired_by_then(
     open_system: OpenSystem,
 ) -> None:
     timer = VirtualTimer()
-    system = open_system(endless, store=False, timer=timer)
+    system = open_system(endless_grid, store=False, timer=timer)
     alice, agents = system.spawn("alice"), system.parts.agents
     assert all(paused.get(timeout=WAIT) for paused in agents.pause())
     expired = alice.ask("one", timeout=1)
@@ -137,18 +117,18 @@ def test_tell_takes_a_turn_that_nobody_waits_for(open_system: OpenSystem) -> Non
 
 
 def test_a_timeout_undoes_the_turn_and_its_neighbours_go_on(open_system: OpenSystem) -> None:
-    faulty = FaultyModel()
+    faulty = FaultyModel(seed=3)
     system = open_system(faulty)
     alice, bob = system.spawn("alice"), system.spawn("bob")
     alice.ask([1, 2], sampling=SHORT).get(timeout=WAIT)
     before = alice.transcript()
     gate = threading.Event()
-    faulty.model.arm(hold=gate)
+    faulty.arm(hold=gate)
 
     late = alice.ask([3, 4], sampling=SHORT, timeout=0.2)
     queued = alice.ask([5, 6], sampling=SHORT, timeout=0.2)
     other = bob.ask([1, 2], sampling=SHORT)
-    assert faulty.model.reached.wait(WAIT)
+    assert faulty.reached.wait(WAIT)
     # Both end on time, though the GPU is in the middle of a step.
     for future in (queued, late):
         with pytest.raises(TurnTimeout, match=r"0\.2 s"):
@@ -162,17 +142,17 @@ def test_a_timeout_undoes_the_turn_and_its_neighbours_go_on(open_system: OpenSys
 
 def test_a_poisoned_prompt_fails_alone_with_its_traceback(open_system: OpenSystem) -> None:
     options = {"attention": "packed", "store": False}
-    clean = open_system(FaultyModel(), **options)
+    clean = open_system(FaultyModel(seed=3), **options)
     expected = [
         clean.spawn(f"{i}").ask([i + 1] * 9, sampling=SHORT).get(timeout=WAIT) for i in range(4)
     ]
-    faulty = FaultyModel()
+    faulty = FaultyModel(seed=3)
     system = open_system(faulty, **options)
     agents = [system.spawn(f"{i}") for i in range(4)]
     victim = system.spawn("victim")
     victim.ask([2, 3], sampling=SHORT).get(timeout=WAIT)
     before = victim.transcript()
-    faulty.model.arm(poison=99)
+    faulty.arm(poison=99)
 
     futures = [agent.ask([i + 1] * 9, sampling=SHORT) for i, agent in enumerate(agents)]
     with pytest.raises(TurnFailed, match="poisoned token 99") as caught:
@@ -184,14 +164,14 @@ def test_a_poisoned_prompt_fails_alone_with_its_traceback(open_system: OpenSyste
     for future, want in zip(futures, expected, strict=True):
         if 99 not in want.token_ids:
             assert future.get(timeout=WAIT).token_ids == want.token_ids
-    faulty.model.arm()
+    faulty.arm()
     assert victim.transcript() == before
     assert victim.ask([5], sampling=SHORT).get(timeout=WAIT).cache == "hot"
 
 
 def test_a_failing_decode_step_fails_only_its_guilty_row(open_system: OpenSystem) -> None:
     options: dict[str, Any] = {"attention": "packed", "store": False}
-    clean = open_system(FaultyModel(), **options)
+    clean = open_system(FaultyModel(seed=3), **options)
     long = Sampling(max_tokens=20)
     alone = [
         clean.spawn(f"{i}").ask([i + 1] * 9, sampling=long).get(timeout=WAIT) for i in range(5)
@@ -200,10 +180,10 @@ def test_a_failing_decode_step_fails_only_its_guilty_row(open_system: OpenSystem
     innocent = [i for i in range(5) if guilty not in alone[i].token_ids[:-1] and guilty != i + 1]
     assert 2 not in innocent
     assert len(innocent) >= 2
-    faulty = FaultyModel()
+    faulty = FaultyModel(seed=3)
     system = open_system(faulty, **options)
     agents = [system.spawn(f"{i}") for i in range(5)]
-    faulty.model.arm(poison=guilty)
+    faulty.arm(poison=guilty)
 
     futures = [agent.ask([i + 1] * 9, sampling=long) for i, agent in enumerate(agents)]
 
@@ -225,7 +205,7 @@ def test_leaving_the_system_finishes_queued_turns_and_saves(tmp_path: Path) -> N
 
 
 def test_an_interrupt_cancels_what_runs_and_saves_what_is_finished(tmp_path: Path) -> None:
-    system = AgentSystem(endless, store=tmp_path / "s")
+    system = AgentSystem(endless_grid, store=tmp_path / "s")
     system.start()
     alice = system.spawn("alice")
     done = alice.ask([1, 2], sampling=SHORT).get(timeout=WAIT)
@@ -239,7 +219,7 @@ def test_an_interrupt_cancels_what_runs_and_saves_what_is_finished(tmp_path: Pat
     assert stream.reply.finish_reason == "cancelled"
     with pytest.raises(SystemStopped):
         queued.get(timeout=WAIT)
-    with AgentSystem(endless, store=tmp_path / "s") as system:
+    with AgentSystem(endless_grid, store=tmp_path / "s") as system:
         kept = system.spawn("alice").transcript()
         assert kept.token_ids == (1, 2, *done.token_ids, 3, *stream.reply.token_ids)
 

@@ -13,7 +13,7 @@ from makers import OpenSystem
 from kvactors.actors import AgentSystem, BlockingCall, Sampling, TurnTimeout
 from kvactors.actors.testing import FaultyModel
 from kvactors.core.errors import InvalidConfig, SystemStopped
-from kvactors.core.testing.models import endless
+from kvactors.core.testing.models import endless_grid
 
 SHORT = Sampling(max_tokens=8)
 ENDLESS = Sampling(max_tokens=5000)
@@ -23,7 +23,7 @@ WAIT = 60
 @pytest.fixture
 def system(open_system: OpenSystem) -> AgentSystem:
     """Keeps nothing."""
-    return open_system(endless, store=False)
+    return open_system(endless_grid, store=False)
 
 
 # -- turns ---------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_a_cancelled_task_cancels_the_turns_of_its_system(tmp_path: Path) -> Non
     turns = []
 
     async def use() -> None:
-        async with AgentSystem(endless, tmp_path / "store") as system:
+        async with AgentSystem(endless_grid, tmp_path / "store") as system:
             stream = system.spawn("a").stream_async("hello", sampling=ENDLESS)
             await anext(stream)
             turns.append(stream)

@@ -1,18 +1,8 @@
-"""What other processes build for tests of benchmarks: a model, and peers of it."""
+"""What other processes build for tests of benchmarks: peers of a model."""
 
 from collections.abc import Callable
-from typing import Any
 
-from kvactors.core.testing.models import grid
-
-__all__ = ["echoing_peer", "endless_grid", "failing_peer"]
-
-
-def endless_grid() -> tuple[Any, Any]:
-    """The grid model, which never ends a turn by itself."""
-    model, tokenizer = grid()
-    tokenizer.eos_token_ids = set()
-    return model, tokenizer
+__all__ = ["echoing_peer", "failing_peer"]
 
 
 def failing_peer(_model: object) -> Callable[[], None]:

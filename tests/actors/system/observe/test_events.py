@@ -13,15 +13,9 @@ from makers import OpenSystem
 
 from kvactors.actors import Agent, AgentBehaviour, Sampling, Supervision
 from kvactors.actors.system.observe.recorder import Recorder
+from kvactors.actors.testing import FaultyModel
 from kvactors.core.errors import InvalidInput
-from kvactors.core.testing.models import (
-    Faulty,
-    PlainTokenizer,
-    endless,
-    grid,
-    snap_to_grid,
-    tiny_model,
-)
+from kvactors.core.testing.models import endless_grid, grid
 from kvactors.core.trace import (
     DecodeStep,
     Evicted,
@@ -180,7 +174,7 @@ def test_a_restore_says_how_many_bytes_came_from_where(open_system: OpenSystem) 
 
 
 def test_rewinds_errors_and_cancelled_turns_end_once(open_system: OpenSystem) -> None:
-    system = open_system(endless, store=False, context=2000)
+    system = open_system(endless_grid, store=False, context=2000)
     alice = system.spawn("alice")
     with system.trace() as recorder:
         alice.ask([1, 2], sampling=SHORT).get(timeout=WAIT)
@@ -202,8 +196,8 @@ def test_rewinds_errors_and_cancelled_turns_end_once(open_system: OpenSystem) ->
 
 
 def test_a_failed_step_and_the_turn_it_ends_are_told(open_system: OpenSystem) -> None:
-    model = Faulty(snap_to_grid(tiny_model()))
-    system = open_system(lambda: (model, PlainTokenizer()), store=False)
+    model = FaultyModel()
+    system = open_system(model, store=False)
     alice = system.spawn("alice")
     alice.ask([1], sampling=SHORT).get(timeout=WAIT)
     with system.trace() as recorder:

@@ -15,7 +15,7 @@ from monitored import Held, top
 
 from kvactors.actors import AgentSystem, Sampling
 from kvactors.actors.system.observe.monitor import socket_path
-from kvactors.core.testing.models import PlainTokenizer, endless, snap_to_grid, tiny_model
+from kvactors.core.testing.models import PlainTokenizer, endless_grid, snap_to_grid, tiny_model
 
 WAIT = 60
 CHILD = """
@@ -64,7 +64,7 @@ def test_once_prints_one_screen(
 
 
 def test_a_running_turn_is_shown_with_its_progress(open_system: OpenSystem, tmp_path: Path) -> None:
-    system = open_system(endless)
+    system = open_system(endless_grid)
     stream = system.spawn("alice").stream([5] * 40, sampling=Sampling(max_tokens=3000))
     next(stream)
 
