@@ -41,7 +41,13 @@ from kvactors.core.model.options import ModelOptions  # noqa: E402
 from kvactors.core.quant.device import on_cpu  # noqa: E402
 from kvactors.core.schedule.speculation.speculation import SpeculationConfig  # noqa: E402
 from kvactors.core.testing.families import build  # noqa: E402
-from kvactors.core.testing.models import PlainTokenizer, snap_to_grid, tiny_llama, tiny_model  # noqa: E402
+from kvactors.core.testing.models import (  # noqa: E402
+    Faulty,
+    PlainTokenizer,
+    snap_to_grid,
+    tiny_llama,
+    tiny_model,
+)
 from kvactors.persistence.files.atomic import Files  # noqa: E402
 from kvactors.persistence.store.store import Store  # noqa: E402
 
@@ -241,6 +247,7 @@ def open_system(tmp_path: Path) -> Iterator[Callable[..., AgentSystem]]:
         return system
 
     yield start
+    Faulty.open_all()
     for system in systems:
         with suppress(SystemStopped, EngineDied):
             system.check()

@@ -74,21 +74,22 @@ class _Launches:
 
 
 class _Building:
-    """An engine over a model that is `loaded`, and how long its thread holds the GIL for a step."""
+    """An engine over a model that is `loaded`, and how long its thread holds the GIL for a step
+    of as many rows as there are `prompts`."""
 
-    def __init__(self, loaded: Any, decoded: int) -> None:
-        self._engine = Engine(loaded, EngineConfig(ROWS, BUDGET, stored=False))
-        self._decoded = decoded
+    def __init__(self, loaded: Any, prompts: list[list[int]], decoded: int) -> None:
+        self._engine = Engine(loaded, EngineConfig(len(prompts), BUDGET, stored=False))
+        self._prompts, self._decoded = prompts, decoded
 
     def run(self) -> Side:
-        """CPU seconds of this thread for each step of eight rows, launches left out, and the last
+        """CPU seconds of this thread for each step of all rows, launches left out, and the last
         row's tokens."""
         engine, ends, launches = self._engine, list[Finished](), _Launches()
+        rows = len(self._prompts)
         form = Sampling(max_tokens=2 * BEFORE + self._decoded)
-        for row in range(ROWS):
-            prompt = [1 + (row * 7 + place) % 200 for place in range(LENGTH)]
+        for row, prompt in enumerate(self._prompts):
             engine.submit(make_request(f"{row}", [], prompt, form))
-        while engine.stats()["decoding"] < ROWS:
+        while engine.stats()["decoding"] < rows:
             engine.step()
         for _ in range(BEFORE):
             engine.step()
@@ -97,7 +98,7 @@ class _Building:
             for _ in range(self._decoded):
                 engine.step()
         spent = thread_time() - begin - launches.seconds
-        while len(ends) < ROWS:
+        while len(ends) < rows:
             ends += [event for event in engine.step() if isinstance(event, Finished)]
         last = max(ends, key=lambda end: end.request.agent_id)
         return Side(spent / self._decoded, last.request.generated)
@@ -108,9 +109,10 @@ def building(setup: Setup) -> Iterator[Sides]:
     """CPU time for which a step of eight agents of 100 tokens on a random llama of 32 layers holds
     the GIL, replayed, against each step built anew."""
     loaded = setup.load(deep_llama)
+    prompts = [setup.prompt(LENGTH, row, deep_llama) for row in range(ROWS)]
     decoded = setup.scale.decoded
-    ours = _Building(loaded, decoded)
-    theirs = _Building(replace(loaded, eager="as asked"), decoded)
+    ours = _Building(loaded, prompts, decoded)
+    theirs = _Building(replace(loaded, eager="as asked"), prompts, decoded)
     yield ours.run, theirs.run
 
 

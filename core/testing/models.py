@@ -9,7 +9,8 @@ import functools
 import importlib
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -172,6 +173,14 @@ class Faulty(nn.Module):  # type: ignore[misc]
     `arm` and the events may be used from any thread.
     """
 
+    _gates: ClassVar[WeakSet[threading.Event]] = WeakSet()
+
+    @classmethod
+    def open_all(cls) -> None:
+        """Let go on what any of them holds: a test that failed leaves nobody to do it."""
+        for gate in list(cls._gates):
+            gate.set()
+
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
@@ -200,6 +209,8 @@ class Faulty(nn.Module):  # type: ignore[misc]
         """Raise `error` whenever `poison` is fed, or once, in the `step`-th call from now (from
         0); wait for `hold`; add `lie` to every logit."""
         self._poison, self._gate, self._lie = poison, hold, lie
+        if hold is not None:
+            self._gates.add(hold)
         self._steps_left = step
         self._error = error or RuntimeError(f"poisoned token {poison}")
         self.reached.clear()
