@@ -128,7 +128,12 @@ class RewindOutOfRange(InvalidInput):
 
 
 class ContextExceeded(InvalidInput):
-    """Prompt and max_tokens can never fit into the context."""
+    """Prompt and max_tokens can never fit into the context: the prompt has `prompt` tokens, of
+    which there may be `most` (None where nobody counted them)."""
+
+    def __init__(self, message: str, prompt: int | None = None, most: int | None = None) -> None:
+        super().__init__(message)
+        self.prompt, self.most = prompt, most
 
 
 class MemoryExceeded(InvalidInput):

@@ -125,7 +125,9 @@ def make_request(
     if len(tokens) + max_tokens > spec.context:
         raise ContextExceeded(
             f"{known} tokens remembered + {len(tokens) - known} new + max_tokens {max_tokens} = "
-            f"{len(tokens) + max_tokens} exceed the context of {spec.context} tokens"
+            f"{len(tokens) + max_tokens} exceed the context of {spec.context} tokens",
+            len(tokens),
+            spec.context - max_tokens,
         )
     alone = draft.keep or isolated or sampling.prompt_logprobs or not asked.remembered
     shared = [] if alone else _shared_beginning(transcript, draft.system_prompt, tokens)

@@ -63,7 +63,9 @@ class TokenText:
         if characters > context * self.longest_token:
             raise ContextExceeded(
                 f"{characters} characters exceed the context of {context} tokens: no token has "
-                f"more than {self.longest_token} characters"
+                f"more than {self.longest_token} characters",
+                -(-characters // self.longest_token),
+                context,
             )
 
     def encode(self, text: str) -> list[int]:

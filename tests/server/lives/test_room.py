@@ -1,5 +1,6 @@
 """Limits of an answer that are longer than the model's context: clients set them without a look."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from chats import WAIT
 
 from kvactors.actors import AgentSystem
-from kvactors.actors.frontends.server.answering.asked import shortened
+from kvactors.actors.frontends.server.answering.asked import LEAST_ROOM, shortened
 from kvactors.actors.frontends.server.web.serve import Server, serve
 from kvactors.actors.testing import FaultyModel
 from kvactors.core.schedule.sampling import Sampling
@@ -59,9 +60,9 @@ def test_a_limit_beyond_the_context_is_what_the_context_leaves(server: Server, p
 
 
 @pytest.mark.parametrize(
-    ("left", "tokens"), [(500, 500), (256, 256), (255, 32_000), (40_000, 32_000)]
+    ("left", "tokens"), [(500, 500), (256, 256), (255, 256), (-9, 256), (40_000, 32_000)]
 )
-def test_a_limit_is_all_that_is_left_unless_that_is_hardly_anything(left: int, tokens: int) -> None:
+def test_a_limit_is_all_that_is_left_and_not_hardly_anything(left: int, tokens: int) -> None:
     asked = Sampling(max_tokens=32_000, temperature=0.5)
 
     assert shortened(asked, left) == replace(asked, max_tokens=tokens)
@@ -74,7 +75,23 @@ def test_where_hardly_anything_is_left_the_client_is_told_to_compact(
     answer = post(server, path, "word " * 70, 32_000)
 
     assert answer.status_code == 400
-    assert "exceed the context" in answer.text
+    assert f"new + max_tokens {LEAST_ROOM} = " in answer.text
+    assert f"exceed the context of {CONTEXT} tokens" in answer.text
+
+
+@pytest.mark.parametrize("words", [70, 4_000])
+def test_how_much_must_go_is_told_as_clients_of_messages_look_for_it(
+    server: Server, words: int
+) -> None:
+    answer = post(server, "messages", "word " * words, 32_000).json()
+
+    found = re.match(
+        r"prompt is too long: (\d+) tokens > (\d+) maximum", answer["error"]["message"]
+    )
+    assert found is not None
+    prompt, most = map(int, found.groups())
+    assert prompt >= 5 * words > most
+    assert most in (CONTEXT, CONTEXT - LEAST_ROOM)
 
 
 @pytest.mark.parametrize("path", LIMITS)

@@ -11,12 +11,12 @@ from kvactors.actors.turns.prompt import Continuation
 from kvactors.core.conversation.prefix_match import conversation_text
 from kvactors.core.schedule.sampling import Sampling
 
-__all__ = ["continuation", "prompt_tokens", "sampling_of", "shortened"]
+__all__ = ["LEAST_ROOM", "continuation", "prompt_tokens", "sampling_of", "shortened"]
 
 # What a template may put around a turn, in tokens.
 FRAME_TOKENS = 64
-# An answer that a client set a limit for is let have less only while the context leaves so many
-# tokens: who would get less is told that the context is full, and compacts.
+# An answer that a client set a limit for is let have less, but not less than so many tokens: where
+# the context does not leave them, the client is told that it is full, and compacts.
 LEAST_ROOM = 256
 # An answer without a limit may have so many tokens, where a quarter of the memory holds them.
 LONGEST = 32_768
@@ -73,10 +73,8 @@ def sampling_of(
 
 
 def shortened(sampling: Sampling, left: int) -> Sampling:
-    """`sampling` of no more tokens than are `left` of the context, unless those are hardly any."""
-    if left < LEAST_ROOM:
-        return sampling
-    return replace(sampling, max_tokens=min(sampling.max_tokens, left))
+    """`sampling` of no more tokens than are `left` of the context, or LEAST_ROOM."""
+    return replace(sampling, max_tokens=min(sampling.max_tokens, max(left, LEAST_ROOM)))
 
 
 def _most_tokens(text: str) -> int:

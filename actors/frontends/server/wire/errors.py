@@ -59,13 +59,14 @@ CANCELLED = "the turn was cancelled"
 @dataclass(eq=False)
 class Failure(Exception):
     """A request that fails with a `status`: `param` is the field that is wrong, `code` what
-    programs look at."""
+    programs look at, `gap` how much of a full context clients have to drop."""
 
     status: int
     message: str
     param: str | None = None
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    gap: str = ""
 
     def body(self, shape: Shape) -> dict[str, Any]:
         """What is answered, in the `shape` of the interface."""
@@ -73,8 +74,9 @@ class Failure(Exception):
         if shape == "anthropic":
             kind = _ANTHROPIC.get(self.status, "api_error" if ours else "invalid_request_error")
             # There are no codes there: by these words clients know that they must compact.
-            full = "prompt is too long: " if self.code == "context_length_exceeded" else ""
-            return {"type": "error", "error": {"type": kind, "message": full + self.message}}
+            full = self.code == "context_length_exceeded"
+            words = f"prompt is too long: {self.gap}{self.message}" if full else self.message
+            return {"type": "error", "error": {"type": kind, "message": words}}
         kind = _OPENAI.get(self.status, "server_error" if ours else "invalid_request_error")
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
@@ -145,8 +147,15 @@ def failure_of(error: BaseException) -> Failure:
     for kind, status, code in _STATUS:
         if isinstance(error, kind):
             later = {"Retry-After": str(RETRY_SECONDS)} if status in (429, 503) else {}
-            return Failure(status, str(error), None, code, later)
+            return Failure(status, str(error), None, code, later, _gap(error))
     return Failure(500, "the server failed; its log says how")
+
+
+def _gap(error: BaseException) -> str:
+    """How much does not fit into a context, in the words that Anthropic's clients look for."""
+    if not isinstance(error, ContextExceeded) or error.prompt is None:
+        return ""
+    return f"{error.prompt} tokens > {error.most} maximum: "
 
 
 def failed_late(error: BaseException) -> Failure:
