@@ -90,12 +90,19 @@ def test_a_family_that_shares_nothing_is_seen(server: Server, model: FaultyModel
     def nobody(_true: Any) -> Any:
         return lambda *_args: None
 
-    with seeded(nobody), pytest.raises(AssertionError):
+    @bug(Resolver, "_as_begun")
+    def in_its_own_words(_true: Any) -> Any:
+        return lambda _self, said: (said, said.told)
+
+    with seeded(nobody), seeded(in_its_own_words), pytest.raises(AssertionError):
         test_sub_agents_begin_with_what_the_main_agent_was_told_while_it_is_busy(server, model)
 
 
+@pytest.mark.parametrize(
+    "nonce", ["", "x-anthropic-billing-header: cch={};\n"], ids=["alike", "but-for-a-nonce"]
+)
 def test_conversations_that_begin_alike_and_at_once_compute_it_once(
-    server: Server, model: FaultyModel
+    server: Server, model: FaultyModel, nonce: str
 ) -> None:
     async def all_at_once() -> list[httpx.Response]:
         gate = model.hold()
@@ -103,7 +110,7 @@ def test_conversations_that_begin_alike_and_at_once_compute_it_once(
             asks = []
             for number in range(SUBS):
                 said = [
-                    {"role": "system", "content": RULES},
+                    {"role": "system", "content": nonce.format(number) + RULES},
                     {"role": "user", "content": f"{number}."},
                 ]
                 body = asked("", messages=said, max_tokens=6)
@@ -117,3 +124,5 @@ def test_conversations_that_begin_alike_and_at_once_compute_it_once(
     known = [answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
     assert sum(cached > len(RULES) - BLOCK for cached in known) == SUBS - 1
     assert system_of(server).stats()["prefilled_tokens"] < len(RULES) + SUBS * BLOCK
+    named = ["billing-header" in answer.headers.get("x-kvactors-kept", "") for answer in answers]
+    assert sum(named) == (SUBS - 1 if nonce else 0)

@@ -23,6 +23,9 @@ from kvactors.core.errors import InvalidInput
 
 __all__ = ["Resolver", "Stands"]
 
+# Beginnings that are remembered until one of theirs can be forked.
+MOST_BEGUN = 64
+
 Stands = Callable[[Place], Literal["no", "within", "end"]]
 """Whether a place is where it was: not, within what its agent remembers, or at its end."""
 
@@ -44,6 +47,8 @@ class Resolver:
         self._index = index
         self._rules = rules
         self._stands = stands
+        # System prompt and notes of who began last, by what they are compared as.
+        self._begun = dict[tuple[bytes, str], tuple[str, str]]()
 
     def plan(self, inquiry: Inquiry, busy: set[str], *, alone: bool = False) -> Plan:
         """Who takes the turn of an `inquiry`, while the agents of `busy` cannot; `alone`: nobody
@@ -124,13 +129,14 @@ class Resolver:
         waiting = self._waiting(client, busy)
         mine = waiting or self._anew(client, conversation.tools, busy)
         begins = told = conversation.told
-        kept, tell, parent = tuple[str, ...](), "", ""
+        parent = ""
         twin = None if waiting or alone else self._twin(mine, conversation, busy)
         if twin is not None:
             begins, parent = twin.notes, twin.agent_id
-            kept, tell = standing_rules(self._rules, begins, told)
-        elif not waiting and not alone:
-            parent = self._relative(client, mine)
+        elif not waiting:
+            conversation, begins = self._as_begun(conversation)
+            parent = "" if alone else self._relative(client, mine)
+        kept, tell = standing_rules(self._rules, begins, told)
         mine = replace(mine, tools=_tools_of(conversation.tools))
         # Who begins with the same words has them; without any there is nothing to have.
         forked = parent and (twin is None or conversation.system or conversation.tools)
@@ -242,6 +248,15 @@ class Resolver:
                 if free:
                     break
         return twin
+
+    def _as_begun(self, conversation: Conversation) -> tuple[Conversation, str]:
+        """A conversation with the words of who begins alike and has not answered yet, if there is
+        somebody, and the notes that they tell."""
+        alike, here = (conversation.before, json.dumps(conversation.tools)), conversation.told
+        system, told = self._begun.setdefault(alike, (conversation.system, here))
+        if len(self._begun) > MOST_BEGUN:
+            del self._begun[next(iter(self._begun))]
+        return replace(conversation, system=system), told
 
     def _relative(self, client: Client, mine: Known) -> str:
         """Whom a new agent comes from by what its client says: the thread that it names as its
