@@ -233,8 +233,8 @@ class AgentActor(SystemActor):
         ticket.durable.resolve(stored is not None)
         ticket.cached.resolve(stored is not None)
         if not ticket.resolve((transcript.copy(), stored)):
-            # Who asked was interrupted just then.
-            self.services.undo_fork(message.child, stored)
+            # Who asked was interrupted just then, and has freed the id.
+            self.services.undo_fork(message.child, stored, lambda _: None)
 
     @handles(CancelTurn)
     def _cancel(self, message: CancelTurn) -> None:

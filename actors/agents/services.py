@@ -1,6 +1,6 @@
 """What the agents of a system share, and how what they finish gets to the store."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,16 +106,24 @@ class AgentServices:
             gone = "the persistence actor is dead: nothing can be forked"
             raise SystemStopped(gone) from None
 
-    def undo_fork(self, child: str, stored: ReplyFuture[Any] | None) -> None:
+    def undo_fork(
+        self, child: str, stored: ReplyFuture[Any] | None, undone: Callable[[str], object]
+    ) -> None:
         """Leave nothing of a new agent that is not to be, in memory, or in the store once `stored`,
-        which `fork` gave, has put it there."""
+        which `fork` gave, has put it there. `undone` is told its id when nothing is left: before,
+        whoever is made by that id would be this one."""
 
         def forget(done: ReplyFuture[Any]) -> None:
-            if done.error is None:
-                self.persistence.ask(ForgetStored(child), block=False)
+            if done.error is not None:
+                undone(child)
+                return
+            forgotten = self.persistence.ask(ForgetStored(child), block=False)
+            forgotten.on_done(lambda _: undone(child))
 
         self.tell_gpu(Forget(child))
-        if stored is not None:
+        if stored is None:
+            undone(child)
+        else:
             stored.on_done(forget)
 
 

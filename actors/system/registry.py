@@ -246,17 +246,16 @@ class AgentRegistry:
                 raise AgentExists(child, "is stored")
             with self._lock:
                 self._spawned[child] = self.maker.begin(child, copied, policy)
+                self._coming.discard(child)
                 return self._spawned[child]
         except BaseException as error:
             # Ctrl-C: one that has not begun never will.
             if ticket is not None and not ticket.reject(error) and ticket.reply.error is None:
                 _, stored = ticket.reply.get()
-            source.services.undo_fork(child, stored)
+            source.services.undo_fork(child, stored, self._coming.discard)
             if isinstance(error, OSError):
                 raise public(error) from error
             raise
-        finally:
-            self._coming.discard(child)
 
     def _source(self, parent: str | Agent) -> AgentActor:
         """The actor of the agent that is forked."""
