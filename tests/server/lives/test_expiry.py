@@ -17,6 +17,7 @@ from seeded import bug, seeded
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.answering import expiry
+from kvactors.actors.frontends.server.answering.claims import Claims
 from kvactors.actors.frontends.server.answering.expiry import expire, keep_expiring, rest
 from kvactors.actors.frontends.server.identity.index import SOME, Index, Known, Place
 from kvactors.actors.frontends.server.web.serve import Server, serve
@@ -104,6 +105,35 @@ def test_who_was_not_used_for_so_long_goes_and_nobody_else(server: Server) -> No
 
     assert [agent.agent_id for agent in system_of(server).agents()] == [second]
     assert asyncio.run(server.service.claims.idle_agents(math.inf)) == [second]
+
+
+@pytest.mark.parametrize("limits", [(3600.0, None), (None, 0)], ids=["age", "bytes"])
+def test_who_is_asked_after_they_were_listed_stays(
+    tmp_path: Path, limits: tuple[float | None, int | None]
+) -> None:
+    with (
+        AgentSystem(store=tmp_path, context=4096) as system,
+        serve(system, index=tmp_path / "clients.db", port=0) as server,
+    ):
+        first, second = two_agents(server)
+        claims = server.service.claims
+
+        @bug(Claims, "idle_agents")
+        def asked_meanwhile(true: Any) -> Any:
+            async def idle(_self: Claims, before: float) -> Any:
+                listed = await true(claims, before)
+                async with claims.hold(first):
+                    pass
+                return listed
+
+            return idle
+
+        with seeded(asked_meanwhile):
+            gone = asyncio.run(expire(server.service, tmp_path, *limits))
+
+        assert first not in gone
+        assert system.find(first) is not None
+        assert gone == ([second] if limits[1] == 0 else [])
 
 
 def test_who_was_not_used_for_an_hour_leaves_memory_each_time(server: Server) -> None:

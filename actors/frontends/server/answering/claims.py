@@ -4,6 +4,7 @@ One thread of its own plans turns over the index, and sees who is busy; agents a
 """
 
 import asyncio
+import math
 import sqlite3
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -120,26 +121,31 @@ class Claims:
         """Agents without a name that were last used before a time, in seconds since 1970."""
         return await self.on_index(lambda: self._index.idle(before))
 
-    async def while_free(self, agent_id: str, work: Callable[[str], None]) -> bool:
-        """Do `work` with an agent, and whether it was done: not while that answers, and it answers
-        nobody meanwhile. Raises what `work` raises."""
+    async def while_free(
+        self, agent_id: str, work: Callable[[str], None], *, unused_since: float = math.inf
+    ) -> bool:
+        """Do `work` with an agent, and whether it was done: not while that answers, nor if it was
+        used `unused_since` a time, and it answers nobody meanwhile. Raises what `work` raises."""
 
         def done() -> bool:
-            if free := agent_id not in self._busy:
+            known = self._index.known(agent_id)
+            unused = known is None or known.used < unused_since
+            if free := unused and agent_id not in self._busy:
                 work(agent_id)
             return free
 
         return await self.on_index(done)
 
-    async def forget(self, agent_id: str) -> bool:
-        """Delete an agent and what is known of it; not while it answers. Raises KvactorsError."""
+    async def forget(self, agent_id: str, *, unused_since: float = math.inf) -> bool:
+        """Delete an agent and what is known of it; not while it answers, nor if it was used
+        `unused_since` a time. Raises KvactorsError."""
 
         def work(agent_id: str) -> None:
             with suppress(AgentNotStored):
                 self._system.forget(agent_id)
             self._index.forget(agent_id)
 
-        return await self.while_free(agent_id, work)
+        return await self.while_free(agent_id, work, unused_since=unused_since)
 
     def close(self) -> None:
         """End the threads, and close the index."""

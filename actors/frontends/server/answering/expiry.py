@@ -49,9 +49,10 @@ async def keep_expiring(
 async def rest(service: Service, deactivate: Deactivate) -> None:
     """Have agents of a `service` without a name leave memory, through `deactivate`, that nobody
     asked for an hour: their conversations are on the disk, and come back with their clients."""
-    for agent in await service.claims.idle_agents(time.time() - RESTS):
+    before = time.time() - RESTS
+    for agent in await service.claims.idle_agents(before):
         with suppress(KvactorsError):
-            await service.claims.while_free(agent, deactivate)
+            await service.claims.while_free(agent, deactivate, unused_since=before)
 
 
 async def expire(
@@ -62,18 +63,20 @@ async def expire(
     Returns who left."""
     gone = list[str]()
     if seconds is not None:
-        for agent in await service.claims.idle_agents(time.time() - seconds):
-            gone += await _forget(service, agent)
+        before = time.time() - seconds
+        for agent in await service.claims.idle_agents(before):
+            gone += await _forget(service, agent, before)
     if most is None or root is None:
         return gone
-    left = await service.claims.idle_agents(time.time())
+    now = time.time()
+    left = await service.claims.idle_agents(now)
     files = await asyncio.to_thread(lambda: [files_of(root, agent) for agent in left])
     sizes = {file: size for own in files for file, size in own.items()}
     holders, taken = Counter(file for some in files for file in some), sum(sizes.values())
     for agent, own in zip(left, files, strict=True):
         if taken <= most:
             break
-        gone += await _forget(service, agent)
+        gone += await _forget(service, agent, now)
         # What others share stays.
         holders.subtract(own.keys())
         taken -= sum(sizes[file] for file in own if not holders[file])
@@ -92,9 +95,10 @@ def files_of(root: Path, agent: str) -> dict[int, int]:
     return sizes
 
 
-async def _forget(service: Service, agent_id: str) -> list[str]:
+async def _forget(service: Service, agent_id: str, before: float) -> list[str]:
+    """Whom it forgets: not who has been asked since they were listed, `before` a time."""
     try:
-        return [agent_id] if await service.claims.forget(agent_id) else []
+        return [agent_id] if await service.claims.forget(agent_id, unused_since=before) else []
     except KvactorsError as error:
         logger.warning("%r is not forgotten: %s", agent_id, error)
         return []

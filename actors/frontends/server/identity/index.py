@@ -11,7 +11,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ class Place:
 class Known:
     """An agent that clients made: the `tools` that it began with, by name, and what notes it was
     told at last, by rule, as JSON both. `prompt`: the system prompt that it was made with for
-    whoever names it."""
+    whoever names it; `used` last then, in seconds since 1970."""
 
     agent_id: str
     tenant: str
@@ -61,6 +61,7 @@ class Known:
     notes: str
     named: bool
     prompt: str = ""
+    used: float = field(default=0.0, compare=False)
 
 
 def unnamed(known: Known) -> Known:
@@ -147,7 +148,8 @@ class Index:
     def known(self, agent_id: str) -> Known | None:
         """An agent of this id, if a client made it."""
         row = self._db.execute(
-            "select agent, tenant, thread, tools, notes, named, prompt from agents where agent = ?",
+            "select agent, tenant, thread, tools, notes, named, prompt, used from agents"
+            " where agent = ?",
             (agent_id,),
         ).fetchone()
         if row is None:
@@ -188,10 +190,8 @@ class Index:
 
     def idle(self, before: float) -> list[str]:
         """Agents without a name of their own that were last used before a time, oldest first."""
-        rows = self._db.execute(
-            "select agent from agents where not named and used < ? order by used", (before,)
-        )
-        return [agent for (agent,) in rows]
+        idle = "select agent from agents where not named and used < ? order by used"
+        return [agent for (agent,) in self._db.execute(idle, (before,))]
 
     def _place(self, *row: Any) -> Place:
         place = Place(*row)
