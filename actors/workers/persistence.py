@@ -14,6 +14,7 @@ from typing import Any
 
 from kvactors.actors.errors import public, public_errors
 from kvactors.actors.runtime.dispatcher import Dispatcher, SystemActor, handles, send
+from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.actors.turns.messages_gpu import Restored, Saved
 from kvactors.actors.turns.messages_store import (
     CountStored,
@@ -116,6 +117,7 @@ class PersistenceActor(SystemActor):
 
     @handles(ReadLedger)
     def _read(self, message: ReadLedger) -> tuple[dict[str, Any], ...] | None:
+        self._write_gathered()
         self._unwritten.settle(message.agent_id, self._opened)
         with public_errors():
             return self._opened().read_ledger(message.agent_id)
@@ -150,7 +152,15 @@ class PersistenceActor(SystemActor):
     def _work(self, message: WithStore) -> Any:
         self._write_gathered()
         self._unwritten.settle(message.agent_id, self._opened)
-        return message.work(self._opened())
+        try:
+            return message.work(self._opened())
+        except Exception:
+            raise
+        except BaseException as error:
+            # Of whoever watches the work, and cancels it so: it ends that, and not the store.
+            ended: ReplyFuture[Any] = ReplyFuture()
+            ended.reject(error)
+            return ended
 
     # -- writing -----------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-from kvactors.actors.runtime.blocking import check_may_block
+from kvactors.actors.runtime.blocking import check_may_block, mark_pool_thread
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.core.errors import SystemStopped
 
@@ -61,11 +61,27 @@ class LoopThread(OtherLoop):
 
     def __init__(self, name: str) -> None:
         super().__init__(asyncio.new_event_loop())
-        self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
+        self._lock, self._stopped = threading.Lock(), False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    def _run(self) -> None:
+        # Callbacks of futures come here: one that waited would wait for itself.
+        mark_pool_thread(shared=True)
+        self.loop.run_forever()
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Task[T]:
+        """Let it run. Raises SystemStopped once the loop is stopped: it would never end."""
+        with self._lock:
+            if not self._stopped:
+                return super().begin(work)
+        work.close()
+        raise SystemStopped("this cluster was left: connect again")
 
     def stop(self) -> None:
         """Cancel what runs, and end the thread. Twice is as good as once."""
+        with self._lock:
+            self._stopped = True
         if self._thread.is_alive():
             asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop).result()
             self.loop.call_soon_threadsafe(self.loop.stop)

@@ -84,7 +84,9 @@ class Monitor:
         # Not for ever: it may be waiting for an engine that hangs.
         self._thread.join(5.0)
         self._close_sockets()
-        self.path.unlink(missing_ok=True)
+        # One that stays, since its folder cannot be written any more, is taken away by the next.
+        with suppress(OSError):
+            self.path.unlink()
 
     def abandon(self) -> None:
         """In a forked child: the socket is the parent's."""

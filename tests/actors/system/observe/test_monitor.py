@@ -53,6 +53,19 @@ def test_the_socket_is_its_users_alone_and_goes_with_the_system(
     assert "kvactors-monitor" not in {thread.name for thread in threading.enumerate()}
 
 
+def test_a_socket_that_cannot_be_taken_away_keeps_nothing_else_from_ending(
+    open_system: OpenSystem, short: Path
+) -> None:
+    system, path = open_system(store=short), socket_path(short)
+    path.unlink()
+    path.mkdir()
+
+    system.stop(timeout=WAIT)
+
+    path.rmdir()
+    open_system(store=short).stop(timeout=WAIT)
+
+
 @pytest.mark.parametrize("options", [{"store": False}, {"deterministic": True}])
 def test_there_is_none_without_a_store_and_in_deterministic_mode(
     open_system: OpenSystem, options: dict[str, Any]
