@@ -118,7 +118,7 @@ class OwnedAgents:
             child = self.system.spawn(inner, from_=source, context_policy=policy)
             try:
                 if keep is not None:
-                    child.rewind(to_token=end_of(child, keep)).get()
+                    child.rewind(to_token=end_of(child, keep)).get().durable.get()
             except BaseException:
                 self.system.forget(inner)
                 raise
@@ -153,10 +153,16 @@ class OwnedAgents:
         async with self.service.claims.hold(inner):
             if await self._exists(inner):
                 raise AgentExists(name)
-            await self.service.claims.beside(partial(make, inner))
+            claims, index = self.service.claims, self.service.index
             anew = f"agent:{name}", "{}", "{}"
             known = Known(inner, self.tenant, *anew, named=True, prompt=prompt)
-            await self.service.claims.on_index(lambda: self.service.index.begin(known))
+            # Before it is made: nobody would reach whom a crash left between.
+            await claims.on_index(partial(index.begin, known))
+            try:
+                await claims.beside(partial(make, inner))
+            except Exception:
+                await claims.on_index(partial(index.forget, inner))
+                raise
         return name
 
     async def _known(self, inner: str) -> Known | None:

@@ -64,10 +64,10 @@ class Claims:
             try:
                 agent, what = await asyncio.shield(making)
             except AgentExists:
-                self.release(plan)
+                await self._give_back(plan)
                 taken.add(plan.known.agent_id)
             except StorageError:
-                self.release(plan)
+                await self._give_back(plan)
                 if not plan.parent or alone:
                     raise
                 # Forgotten since it was planned with, or it cannot be read.
@@ -79,6 +79,8 @@ class Claims:
                 # Who was not made for it may have been there before: they are not forgotten.
                 if made:
                     await self.let_go(plan)
+                elif making.done():
+                    await self._give_back(plan)
                 else:
                     self.release(plan)
                 raise
@@ -88,6 +90,17 @@ class Claims:
     def release(self, plan: Plan) -> None:
         """The turn of a `plan` is over."""
         self._busy.discard(plan.known.agent_id)
+
+    async def _give_back(self, plan: Plan) -> None:
+        """Who was to take the turn of a `plan` was not made."""
+
+        def back() -> None:
+            with suppress(sqlite3.DatabaseError):
+                if plan.fresh:
+                    self._index.forget(plan.known.agent_id)
+            self.release(plan)
+
+        await self.on_index(back)
 
     async def let_go(self, plan: Plan) -> None:
         """Nothing comes of a `plan`; who was made for it goes."""
@@ -155,6 +168,9 @@ class Claims:
 
     def _claim(self, inquiry: Inquiry, taken: set[str], *, alone: bool) -> Plan:
         plan = self._resolver.plan(inquiry, self._busy | taken, alone=alone)
+        if plan.fresh:
+            # Before it is made: nobody would find, or ever forget, whom a crash left between.
+            self._index.begin(plan.known)
         self._busy.add(plan.known.agent_id)
         return plan
 

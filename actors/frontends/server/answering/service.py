@@ -155,8 +155,6 @@ class Service:
         asked = partial(self._options, inquiry, says)
         plan, agent, options = await self.claims.take(inquiry, asked)
         try:
-            if plan.fresh:
-                await self.claims.on_index(lambda: self.index.begin(plan.known))
             reader = says.dialect.reader(inquiry, new_call_id)
             ticket = agent.open_turn(options)
         except BaseException:

@@ -168,10 +168,10 @@ class Index:
         return {agent for (agent,) in rows}
 
     def thread(self, tenant: str, thread: str) -> list[str]:
-        """Agents of a client's own conversation, those that were used last."""
+        """Agents of a client's own conversation, those used last; at the end who took no turn."""
         rows = self._db.execute(
             "select agent from agents where tenant = ? and thread = ?"
-            f" order by used desc limit {SOME}",
+            f" order by ends = x'', used desc limit {SOME}",
             (tenant, thread),
         )
         return [agent for (agent,) in rows]

@@ -1,0 +1,86 @@
+"""Whom clients make is known before it is there, and there as they were told it is."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+from chats import WAIT, asked, post
+from seeded import bug, seeded
+
+from kvactors.actors import AgentSystem
+from kvactors.actors.frontends.server.identity.index import Index
+from kvactors.actors.frontends.server.web.serve import serve
+from kvactors.actors.system.registry import AgentRegistry
+from kvactors.actors.testing import FailingFiles, FaultyModel, use_disk
+
+
+def test_a_crash_leaves_nobody_whom_neither_clients_nor_expiry_would_find(tmp_path: Path) -> None:
+    index, made = tmp_path / "clients.db", list[tuple[str, int]]()
+
+    @bug(AgentRegistry, "spawn")
+    def looks(true: Any) -> Any:
+        def spawn(self: AgentRegistry, agent_id: str, *given: Any, **options: Any) -> Any:
+            with closing(sqlite3.connect(index)) as file:
+                of = "select count(*) from agents where agent = ?"
+                made.append((agent_id, file.execute(of, (agent_id,)).fetchone()[0]))
+            return true(self, agent_id, *given, **options)
+
+        return spawn
+
+    with (
+        AgentSystem(FaultyModel(), tmp_path) as system,
+        serve(system, index=index, port=0, any_model=True) as server,
+        seeded(looks),
+    ):
+        first = post(server, asked("hello"))
+        said = [*asked("hello")["messages"], first.json()["choices"][0]["message"]]
+        for more in ("one", "two"):
+            post(server, asked("", messages=[*said, {"role": "user", "content": more}]))
+        ann = httpx.post(f"{server.url}/agents", json={"id": "ann"}, timeout=WAIT)
+        bob = {"id": "bob", "from": first.headers["x-kvactors-agent"]}
+        assert httpx.post(f"{server.url}/agents", json=bob, timeout=WAIT).status_code == 201
+
+    assert ann.status_code == 201
+    assert {"ann", "bob"} < {agent for agent, _ in made}
+    assert len({agent for agent, _ in made}) == 4
+    assert all(known for _, known in made)
+
+
+def test_whom_the_index_refuses_is_not_made(tmp_path: Path) -> None:
+    with (
+        AgentSystem(FaultyModel(), tmp_path) as system,
+        serve(system, index=tmp_path / "clients.db", port=0, any_model=True) as server,
+    ):
+        with seeded(bug(Index, "begin")(full)):
+            refused = post(server, asked("hello"))
+
+        assert refused.status_code == 503
+        assert system.agents() == []
+
+
+def full(_true: Any) -> Any:
+    def begin(*_given: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    return begin
+
+
+def test_a_fork_whose_cut_the_disk_refuses_is_refused(tmp_path: Path) -> None:
+    disk = FailingFiles(name="append", path="*child*")
+    system = AgentSystem(FaultyModel(), tmp_path)
+    use_disk(system, disk)
+    with system, serve(system, port=0, any_model=True) as server:
+        with httpx.Client(base_url=server.url, timeout=WAIT) as http:
+            http.post("/agents", json={"id": "parent"})
+            for _ in range(2):
+                http.post("/agents/parent/turns", json={"prompt": "hello", "max_tokens": 4})
+            made = http.post("/agents", json={"id": "child", "from": "parent", "at": 2})
+
+            assert made.status_code == 500
+            assert "child" in made.text
+            assert http.get("/agents/child").status_code == 404
+            disk.armed = False
+            again = http.post("/agents", json={"id": "child", "from": "parent", "at": 2})
+            assert (again.status_code, again.json()["agent"]["turns"]) == (201, 2)
