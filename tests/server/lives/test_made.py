@@ -71,16 +71,19 @@ def test_a_fork_whose_cut_the_disk_refuses_is_refused(tmp_path: Path) -> None:
     disk = FailingFiles(name="append", path="*child*")
     system = AgentSystem(FaultyModel(), tmp_path)
     use_disk(system, disk)
-    with system, serve(system, port=0, any_model=True) as server:
-        with httpx.Client(base_url=server.url, timeout=WAIT) as http:
-            http.post("/agents", json={"id": "parent"})
-            for _ in range(2):
-                http.post("/agents/parent/turns", json={"prompt": "hello", "max_tokens": 4})
-            made = http.post("/agents", json={"id": "child", "from": "parent", "at": 2})
+    with (
+        system,
+        serve(system, port=0, any_model=True) as server,
+        httpx.Client(base_url=server.url, timeout=WAIT) as http,
+    ):
+        http.post("/agents", json={"id": "parent"})
+        for _ in range(2):
+            http.post("/agents/parent/turns", json={"prompt": "hello", "max_tokens": 4})
+        made = http.post("/agents", json={"id": "child", "from": "parent", "at": 2})
 
-            assert made.status_code == 500
-            assert "child" in made.text
-            assert http.get("/agents/child").status_code == 404
-            disk.armed = False
-            again = http.post("/agents", json={"id": "child", "from": "parent", "at": 2})
-            assert (again.status_code, again.json()["agent"]["turns"]) == (201, 2)
+        assert made.status_code == 500
+        assert "child" in made.text
+        assert http.get("/agents/child").status_code == 404
+        disk.armed = False
+        again = http.post("/agents", json={"id": "child", "from": "parent", "at": 2})
+        assert (again.status_code, again.json()["agent"]["turns"]) == (201, 2)
