@@ -62,10 +62,11 @@ def replay(
 
     `types` are the classes of the messages. What a behaviour sends is compared with the journal;
     with a running `system` its agents take the turns, and these are compared too. Timers, topics
-    and other agents do nothing: what came of them is in the journal. One agent is replayed after
-    the other, in the order of `behaviours`, each with its own messages in the order in which it
-    began them; the order between agents is not repeated, and messages that a reentrant behaviour
-    handled at once come one after the other. Raises InvalidInput, and whatever a behaviour raises:
+    and other agents do nothing: what came of them is in the journal; `run_blocking` does what it
+    does, for what came of it is not. One agent is replayed after the other, in the order of
+    `behaviours`, each with its own messages in the order in which it began them; the order between
+    agents is not repeated, and messages that a reentrant behaviour handled at once come one after
+    the other. Raises InvalidInput, and whatever a behaviour raises:
     there it ends, also where the behaviour was made anew when it ran.
     """
     check_path("path", path)

@@ -151,11 +151,12 @@ actors/frontends/server/web: actors/cluster actors/frontends/console
     persistence/files
 actors/frontends/cli: actors/agents actors/cluster actors/cluster/member actors/cluster/protocol
     actors/cluster/ray actors/errors actors/frontends/console actors/frontends/demo
-    actors/frontends/server/dialect actors/frontends/server/exchange actors/frontends/server/web
-    actors/frontends/stress actors/scenarios actors/scenarios/journal
-    actors/scenarios/results actors/system actors/system/observe actors/turns bench bench/check
-    bench/table core/blas core/cache core/errors core/model core/schedule persistence/backup
-    persistence/errors persistence/files persistence/formats persistence/store
+    actors/frontends/server/dialect actors/frontends/server/exchange
+    actors/frontends/server/identity actors/frontends/server/web actors/frontends/stress
+    actors/scenarios actors/scenarios/journal actors/scenarios/results actors/system
+    actors/system/observe actors/turns bench bench/check bench/table core/blas core/cache
+    core/errors core/model core/schedule persistence/backup persistence/errors persistence/files
+    persistence/formats persistence/store
 actors/cli: actors/frontends/cli
 """
 # Arrows that are still there and go: from the table above they would make a cycle.

@@ -18,6 +18,8 @@ from kvactors.actors.frontends.console.console import (
     printable,
     unechoed,
 )
+from kvactors.actors.frontends.server.identity.index import Index
+from kvactors.actors.frontends.server.identity.tables import INDEX
 from kvactors.actors.system.backups import back_up
 from kvactors.actors.system.system import default_store
 from kvactors.core.errors import InvalidConfig, InvalidInput
@@ -85,6 +87,11 @@ def remove_agent(agent_id: str, path: Path | None, *, asks: bool) -> None:
             err.print("nothing is deleted")
             return
         store.forget(agent_id)
+        if (index := store.root / INDEX).is_file():
+            # A server's: what the agent answered is kept there too, and who it was.
+            known = Index(index)
+            known.forget(agent_id)
+            known.close()
     out.print(f"{printable(agent_id)} is forgotten.", soft_wrap=True)
 
 

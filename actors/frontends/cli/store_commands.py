@@ -139,7 +139,8 @@ def rm(
     *,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask at a terminal.")] = False,
 ) -> None:
-    """Delete an agent: its ledger and its KV. It is forgotten for good."""
+    """Delete an agent: its ledger, its KV, and what a server knows of it. It is forgotten for
+    good."""
     from kvactors.actors.frontends.cli.care import remove_agent
 
     remove_agent(agent, store, asks=not yes)

@@ -48,6 +48,15 @@ def events(http: httpx.Client, agent: str, **body: Any) -> list[tuple[str, Any]]
     return list(zip(names, (json.loads(line[6:]) for line in lines[1::2]), strict=True))
 
 
+def test_a_turn_that_is_sent_again_is_taken_once(http: httpx.Client) -> None:
+    agent = spawn(http)
+
+    first, again = (turn(http, agent, TOLD, request_id="4711") for _ in range(2))
+
+    assert again["text"] == first["text"]
+    assert texts(http, agent) == [TOLD, first["text"]]
+
+
 def test_an_agent_remembers_across_turns_and_is_listed(http: httpx.Client) -> None:
     agent = spawn(http, id="tom/owner", system_prompt="You remember what you are told.")
 
@@ -55,6 +64,7 @@ def test_an_agent_remembers_across_turns_and_is_listed(http: httpx.Client) -> No
     answer = turn(http, agent, ASKED)
 
     assert "Tom" in answer["text"]
+    assert answer["answer"] == answer["text"]
     assert answer["cache"] == "hot"
     listed = {view["id"]: view for view in http.get("/agents").json()["agents"]}
     assert listed[agent]["tier"] == "hot"

@@ -1,4 +1,4 @@
-"""Whom clients make is known before it is there, and there as they were told it is."""
+"""Whom clients make is known before it is there, is as they were told, and is gone for good."""
 
 import sqlite3
 from contextlib import closing
@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from chats import WAIT, asked, post
 from seeded import bug, seeded
 
 from kvactors.actors import AgentSystem
+from kvactors.actors.frontends.cli.care import remove_agent
 from kvactors.actors.frontends.server.identity.index import Index
 from kvactors.actors.frontends.server.web.serve import serve
 from kvactors.actors.system.registry import AgentRegistry
+from kvactors.actors.system.roster import AgentState
 from kvactors.actors.testing import FailingFiles, FaultyModel, use_disk
 
 
@@ -87,3 +90,38 @@ def test_a_fork_whose_cut_the_disk_refuses_is_refused(tmp_path: Path) -> None:
         disk.armed = False
         again = http.post("/agents", json={"id": "child", "from": "parent", "at": 2})
         assert (again.status_code, again.json()["agent"]["turns"]) == (201, 2)
+
+
+@pytest.mark.parametrize("how", ["delete", "rm"])
+def test_nothing_of_who_is_deleted_stays_in_the_index(tmp_path: Path, how: str) -> None:
+    index, answers = tmp_path / "clients.db", dict[str, httpx.Response]()
+
+    def says(name: str) -> bool:
+        return any(name.encode() in path.read_bytes() for path in tmp_path.glob("clients.db*"))
+
+    with (
+        AgentSystem(FaultyModel(), tmp_path) as system,
+        serve(system, index=index, port=0, any_model=True) as server,
+        httpx.Client(base_url=server.url, timeout=WAIT) as http,
+    ):
+        for cat in ("Biscuit", "Tiger"):
+            body = {"model": "any", "input": f"My cat is {cat}.", "max_output_tokens": 4}
+            answers[cat] = http.post("/v1/responses", json=body)
+        [gone, stays] = [answer.headers["x-kvactors-agent"] for answer in answers.values()]
+        if how == "delete":
+            assert http.delete(f"/agents/{gone}").status_code == 204
+            of = {cat: f"/v1/responses/{answer.json()['id']}" for cat, answer in answers.items()}
+            assert http.get(of["Biscuit"]).status_code == 404
+            assert "Tiger" in http.get(f"{of['Tiger']}/input_items").text
+        assert says("Tiger")
+    if how == "rm":
+        assert says("Biscuit")
+        remove_agent(gone, tmp_path, asks=False)
+
+    assert (says("Biscuit"), says("Tiger")) == (False, True)
+    assert [known.agent_id for known in agents_in(tmp_path)] == [stays]
+
+
+def agents_in(root: Path) -> list[AgentState]:
+    with AgentSystem(FaultyModel(), root) as system:
+        return system.known_agents()

@@ -70,9 +70,10 @@ def test_any_name_is_answered_where_it_listens_everywhere(host: str, *, every: b
         ({"grace": math.inf}, "grace is inf"),
         ({"grace": -1.0}, "-1.0"),
         ({"grace": None}, "grace is None"),
+        ({"keys": ["k" * 32]}, "keys is a list: give what gives the keys"),
     ],
 )
-def test_numbers_that_no_server_can_keep_are_refused(setting: Any, said: str) -> None:
+def test_what_no_server_can_keep_is_refused(setting: Any, said: str) -> None:
     with pytest.raises(InvalidConfig, match=said):
         Settings(**setting)
 

@@ -12,5 +12,10 @@ class _Closing(sqlite3.Connection):
 
 
 def database(path: Path | str = ":memory:") -> sqlite3.Connection:
-    """For any thread."""
-    return sqlite3.connect(path, check_same_thread=False, factory=_Closing)
+    """For any thread, with the tables of an index that others look at."""
+    made = sqlite3.connect(path, check_same_thread=False, factory=_Closing)
+    made.executescript(
+        "create table if not exists agents(agent);"
+        "create table if not exists answers(answer, agent);"
+    )
+    return made

@@ -94,7 +94,7 @@ class ForkBody(Asked):
 
 
 class TurnBody(Asked):
-    """A turn, with the options of `Agent.ask` and the fields of `Sampling`."""
+    """A turn, with the options of `Agent.ask` and most fields of `Sampling`."""
 
     prompt: str | list[int] | None = Field(None, description="Text, or token ids as they are.")
     messages: list[dict[str, Any]] | None = Field(
@@ -104,6 +104,9 @@ class TurnBody(Asked):
     threshold: float = THRESHOLD
     timeout: float | None = Field(None, description="Seconds, queue included.")
     priority: int = 0
+    request_id: str | None = Field(
+        None, description="Of a turn that is taken once: asked again, its answer is given again."
+    )
     stream: bool = Field(False, description="Answer with server-sent events.")
     max_tokens: int = 256
     temperature: float = 0.0
@@ -222,6 +225,7 @@ class TurnAnswer(BaseModel):
 
     agent: str
     text: str
+    answer: str = Field(description="Of the text what is no thought and no header.")
     finish_reason: Literal["stop", "length", "cancelled"]
     cache: Literal["hot", "warm", "cold"]
     match: str | None
@@ -272,6 +276,7 @@ def entries(turns: tuple[Turn, ...], state: AgentState) -> list[Entry]:
 def _fields(reply: Reply) -> dict[str, Any]:
     usage = {name: getattr(reply.usage, name) for name in type(reply.usage).__slots__}
     timing = {name: getattr(reply.timing, name) for name in type(reply.timing).__slots__}
-    kept = {name: getattr(reply, name) for name in ("text", "finish_reason", "cache", "match")}
+    names = ("text", "answer", "finish_reason", "cache", "match")
+    kept = {name: getattr(reply, name) for name in names}
     scores = None if reply.scores is None else dict(reply.scores)
     return {**kept, "usage": usage, "timing": timing, "scores": scores}

@@ -86,6 +86,7 @@ class Turns:
             sampling=body.sampling(),
             timeout=body.timeout,
             priority=body.priority,
+            request_id=body.request_id,
             template_kwargs=body.template_kwargs,
         )
         options = replace(options, tenant=owned.tenant)

@@ -10,10 +10,12 @@ from filelock import FileLock, Timeout
 
 from kvactors.core.errors import InvalidConfig
 
-__all__ = ["ENDS", "locked", "opened"]
+__all__ = ["ENDS", "INDEX", "locked", "opened"]
 
 logger = logging.getLogger(__name__)
 
+INDEX = "clients.db"
+"""The file in a store that says who knows what."""
 VERSION = 3
 
 _TABLES = """
@@ -91,7 +93,9 @@ def _with_tables(path: Path | None) -> sqlite3.Connection:
         (version,) = database.execute("pragma user_version").fetchone()
         if version > VERSION:
             raise InvalidConfig(f"{path} is of a newer version of kvactors: upgrade this one")
-        database.executescript("pragma journal_mode=wal; pragma synchronous=normal;" + _TABLES)
+        # What is forgotten is overwritten.
+        how = "pragma journal_mode=wal; pragma synchronous=normal; pragma secure_delete=on;"
+        database.executescript(how + _TABLES)
         (found,) = database.execute("pragma quick_check(1)").fetchone()
         if found != "ok":
             raise sqlite3.DatabaseError(found)

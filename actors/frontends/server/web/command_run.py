@@ -11,10 +11,11 @@ from kvactors.actors.cluster.cluster import Cluster
 from kvactors.actors.frontends.console.console import err, out, printable, working
 from kvactors.actors.frontends.console.key import stored_key
 from kvactors.actors.frontends.server.identity.rules import read_rules, shipped_rules
+from kvactors.actors.frontends.server.identity.tables import INDEX
 from kvactors.actors.frontends.server.web.command import ended_by_signal, wait_for_signal
 from kvactors.actors.frontends.server.web.keys import KeyFile
 from kvactors.actors.frontends.server.web.listening import listen, loading, more_connections
-from kvactors.actors.frontends.server.web.serve import INDEX, Server
+from kvactors.actors.frontends.server.web.serve import Server
 from kvactors.actors.frontends.server.web.settings import Settings
 from kvactors.actors.frontends.server.wire.models import OURS
 from kvactors.actors.system.parameters import parse_bytes

@@ -18,6 +18,7 @@ from kvactors.actors.frontends.server.answering.home import Home
 from kvactors.actors.frontends.server.answering.service import Service
 from kvactors.actors.frontends.server.identity.index import Index
 from kvactors.actors.frontends.server.identity.sealed import Sealed
+from kvactors.actors.frontends.server.identity.tables import INDEX
 from kvactors.actors.frontends.server.web.app import make_app
 from kvactors.actors.frontends.server.web.command import PORT
 from kvactors.actors.frontends.server.web.listening import connections, listen
@@ -25,10 +26,7 @@ from kvactors.actors.frontends.server.web.settings import Settings
 from kvactors.actors.frontends.server.wire.models import Named
 from kvactors.actors.system.system import AgentSystem
 
-__all__ = ["INDEX", "PORT", "Server", "serve"]
-
-INDEX = "clients.db"
-"""The file in a store that says who knows what."""
+__all__ = ["PORT", "Server", "serve"]
 
 
 class Server:

@@ -58,6 +58,11 @@ class Settings:
         grace = number(self.grace)
         if grace is None or not 0 <= grace < math.inf:
             raise InvalidConfig(f"grace is {self.grace!r}: seconds, not below 0, that have an end")
+        if not callable(self.keys):
+            raise InvalidConfig(
+                f"keys is a {type(self.keys).__name__}: give what gives the keys that count now, "
+                "such as `lambda: my_keys`"
+            )
         for origin in self.origins:
             if not _ORIGIN.fullmatch(origin):
                 raise InvalidConfig(

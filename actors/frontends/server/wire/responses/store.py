@@ -1,8 +1,8 @@
 """What clients ask back by its id: responses and conversations, in the file of the index.
 
 A record is a response or a conversation; its items are what the response was asked with, or what
-the conversation holds. What is oldest leaves, by age, count and bytes. The SQL runs where `run`
-runs it: on the thread of the index.
+the conversation holds. What is oldest leaves, by age, count and bytes, and with an agent what it
+answered. The SQL runs where `run` runs it: on the thread of the index.
 """
 
 import json
@@ -12,12 +12,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from kvactors.actors.frontends.server.identity.sealed import Sealed
+from kvactors.actors.frontends.server.wire.responses.telling import PREFIX
 
 __all__ = ["ResponseStore"]
 
 _T = TypeVar("_T")
 _DAY = 86400.0
-_TABLES = """
+_TABLES = f"""
 pragma foreign_keys = on;
 create table if not exists records(
     id text primary key, tenant text not null, changed real not null, bytes integer not null,
@@ -28,6 +29,12 @@ create table if not exists items(
     id text not null, content text not null, primary key(owner, place), unique(owner, id))
     without rowid;
 create index if not exists items_id on items(id);
+create trigger if not exists forgotten after delete on agents begin
+    delete from items where owner in
+        (select '{PREFIX}' || answer from answers where agent = old.agent);
+    delete from records where id in
+        (select '{PREFIX}' || answer from answers where agent = old.agent);
+end;
 """
 Item = dict[str, Any]
 
