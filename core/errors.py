@@ -128,8 +128,8 @@ class RewindOutOfRange(InvalidInput):
 
 
 class ContextExceeded(InvalidInput):
-    """Prompt and max_tokens can never fit into the context: the prompt has `prompt` tokens, of
-    which there may be `most` (None where nobody counted them)."""
+    """Prompt and max_tokens can never fit into the context, as the `message` says: the prompt has
+    `prompt` tokens, of which there may be `most` (None where nobody counted them)."""
 
     def __init__(self, message: str, prompt: int | None = None, most: int | None = None) -> None:
         super().__init__(message)

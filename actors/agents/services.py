@@ -109,7 +109,7 @@ class AgentServices:
     def undo_fork(
         self, child: str, stored: ReplyFuture[Any] | None, undone: Callable[[str], object]
     ) -> None:
-        """Leave nothing of a new agent that is not to be, in memory, or in the store once `stored`,
+        """Leave nothing of `child`, which is not to be, in memory, or in the store once `stored`,
         which `fork` gave, has put it there. `undone` is told its id when nothing is left: before,
         whoever is made by that id would be this one."""
 

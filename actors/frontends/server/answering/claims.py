@@ -137,8 +137,9 @@ class Claims:
     async def while_free(
         self, agent_id: str, work: Callable[[str], None], *, unused_since: float = math.inf
     ) -> bool:
-        """Do `work` with an agent, and whether it was done: not while that answers, nor if it was
-        used `unused_since` a time, and it answers nobody meanwhile. Raises what `work` raises."""
+        """Do `work` with the agent `agent_id`, and whether it was done: not while that answers, nor
+        if it was used `unused_since` a time, and it answers nobody meanwhile. Raises what `work`
+        raises."""
 
         def done() -> bool:
             known = self._index.known(agent_id)
