@@ -234,7 +234,7 @@ class AgentActor(SystemActor):
         ticket.cached.resolve(stored is not None)
         if not ticket.resolve((transcript.copy(), stored)):
             # Who asked was interrupted just then, and has freed the id.
-            self.services.undo_fork(message.child, stored, lambda _: None)
+            self.services.undo_fork(message.child, stored)
 
     @handles(CancelTurn)
     def _cancel(self, message: CancelTurn) -> None:

@@ -1,6 +1,6 @@
 """What the agents of a system share, and how what they finish gets to the store."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,24 +107,28 @@ class AgentServices:
             raise SystemStopped(gone) from None
 
     def undo_fork(
-        self, child: str, stored: ReplyFuture[Any] | None, undone: Callable[[str], object]
-    ) -> None:
+        self, child: str, stored: ReplyFuture[Any] | None, *, wait: bool = False
+    ) -> ReplyFuture[None]:
         """Leave nothing of `child`, which is not to be, in memory, or in the store once `stored`,
-        which `fork` gave, has put it there. `undone` is told its id when nothing is left: before,
-        whoever is made by that id would be this one."""
+        which `fork` gave, has put it there. Resolves when nothing is left, and returns only then if
+        it is to `wait`: whoever is made by that id before would be this one."""
+        undone: ReplyFuture[None] = ReplyFuture()
 
         def forget(done: ReplyFuture[Any]) -> None:
             if done.error is not None:
-                undone(child)
+                undone.resolve(None)
                 return
             forgotten = self.persistence.ask(ForgetStored(child), block=False)
-            forgotten.on_done(lambda _: undone(child))
+            forgotten.on_done(lambda _: undone.resolve(None))
 
         self.tell_gpu(Forget(child))
         if stored is None:
-            undone(child)
+            undone.resolve(None)
         else:
             stored.on_done(forget)
+        if wait:
+            undone.get()
+        return undone
 
 
 def _put_down(store: Store, agent_id: str) -> bool:

@@ -115,13 +115,12 @@ class AgentRegistry:
         that the other has when its turns so far are done, or without `wait` all but what a turn
         says that still runs; its KV is not copied in memory or on disk. `context_policy`: what
         happens at the end of the context, "refuse", DropOldest() or Summarize(); None leaves it as
-        it is, "refuse" for who was not in memory: it is not stored. `prompt_lane`: how many prompts
-        and messages may wait for it, and what then happens; by default the system's. `behaviour`:
-        what it does with messages, or what makes one anew after every restart; `supervision`: how
-        that goes on after an error, and `parent` whom it may escalate to. Raises InvalidAgentId,
-        InvalidConfig, SystemPromptMismatch, AgentExists, AgentNotStored, LedgerUnreadable (for that
-        agent alone), SaveFailed, SystemStopped; a fork, of its parent, MailboxFull, SaveQueueFull,
-        EngineDied.
+        it is; it is not stored. `prompt_lane`: how many prompts and messages may wait for it, and
+        what then happens; by default the system's. `behaviour`: what it does with messages, or what
+        makes one anew after every restart; `supervision`: how that goes on after an error, `parent`
+        whom it may escalate to. Raises InvalidAgentId, InvalidConfig, SystemPromptMismatch,
+        AgentExists, AgentNotStored, LedgerUnreadable (for that agent alone), SaveFailed,
+        SystemStopped; a fork, of its parent, MailboxFull, SaveQueueFull, EngineDied.
         """
         check_id(agent_id)
         check_system_prompt(system_prompt)
@@ -253,7 +252,8 @@ class AgentRegistry:
             # Ctrl-C: one that has not begun never will.
             if ticket is not None and not ticket.reject(error) and ticket.reply.error is None:
                 _, stored = ticket.reply.get()
-            source.services.undo_fork(child, stored, self._coming.discard)
+            undone = source.services.undo_fork(child, stored, wait=isinstance(error, Exception))
+            undone.on_done(lambda _: self._coming.discard(child))
             if isinstance(error, OSError):
                 raise public(error) from error
             raise

@@ -201,7 +201,7 @@ class Admission:
 
     def _follows(self, request: Request, prefilled: Container[tuple[str, int]]) -> bool:
         """Whether the system prompt that this turn needs is just `prefilled` by another."""
-        if not request.shared or request.agent_id in self._memory.hot:
+        if not request.shared or self._sharing.has_beginning(request):
             return False
         if self._transfer.must_ask_for_more(request):
             return False

@@ -63,18 +63,26 @@ class PrefixSharing:
         del self._donors[key]
         return None
 
+    def has_beginning(self, request: Request) -> bool:
+        """Whether the agent's own hot cache has this turn's system prompt."""
+        cache, shared = self._hot.get(request.agent_id), request.shared
+        return cache is not None and cache.tokens[:shared] == request.tokens[:shared]
+
     def prepare(self, request: Request, asks_for_more: Callable[[Request], bool]) -> None:
-        """Cut the agent's cache to what the turn has in common with it; without one, begin
-        with that of an agent with the same system prompt, unless its own goes on behind
-        that, which `asks_for_more` says: then the store is asked first."""
+        """Cut the agent's cache to what the turn has in common with it; where that is less than the
+        system prompt, begin with that of an agent with the same one, unless its own goes on
+        behind that, which `asks_for_more` says: then the store is asked first."""
         agent_id = request.agent_id
         cache = self._hot.get(agent_id)
         had = cache.end if cache else 0
         common = self._hot.keep_common(agent_id, self._reusable(request), request.form.spec)
         if common < had:
             logger.debug("%r goes back from token %d to %d", agent_id, had, common)
-        donor = None if common or asks_for_more(request) else self.donor(request)
+        more = common < request.shared and not asks_for_more(request)
+        donor = self.donor(request) if more else None
         if donor is not None:
+            # The first tokens of all conversations may be the same.
+            self._hot.drop(agent_id)
             cache = self._hot.share(donor, agent_id, request.tokens[: request.shared])
             self.shared_tokens += cache.end
 

@@ -86,10 +86,11 @@ def remove_agent(agent_id: str, path: Path | None, *, asks: bool) -> None:
         if asks and not _may_delete(agent_id):
             err.print("nothing is deleted")
             return
+        index = store.root / INDEX
+        # A server's: what the agent answered is kept there too, and who it was.
+        known = Index(index) if index.is_file() else None
         store.forget(agent_id)
-        if (index := store.root / INDEX).is_file():
-            # A server's: what the agent answered is kept there too, and who it was.
-            known = Index(index)
+        if known is not None:
             known.forget(agent_id)
             known.close()
     out.print(f"{printable(agent_id)} is forgotten.", soft_wrap=True)

@@ -19,9 +19,9 @@ BLOCK = 256
 SUBS = 4
 
 
-def body(text: str, nonce: str, day: str = "2026-11-22") -> dict[str, Any]:
+def body(text: str, nonce: str, day: str = "2026-11-22", rules: str = RULES) -> dict[str, Any]:
     """What Claude Code sends: the first line is another one each time."""
-    parts = (f"x-anthropic-billing-header: cch={nonce};", f"{RULES}\nToday's date: {day}")
+    parts = (f"x-anthropic-billing-header: cch={nonce};", f"{rules}\nToday's date: {day}")
     return {
         "model": "any",
         "max_tokens": 8,
@@ -73,6 +73,31 @@ def test_sub_agents_begin_with_what_the_main_agent_was_told_while_it_is_busy(
         assert "billing-header" in answer.headers["x-kvactors-kept"]
 
 
+def test_sub_agents_that_begin_in_another_way_compute_that_once(
+    server: Server, model: FaultyModel
+) -> None:
+    rules = "You are another agent. " * 60
+
+    async def all_of_them() -> list[httpx.Response]:
+        async with httpx.AsyncClient(timeout=WAIT) as client:
+            await ask(client, server, "", text="Begin.", nonce="0")
+            gate = model.hold()
+            subs = [
+                asyncio.create_task(
+                    ask(client, server, f"sub-{n}", text=f"Part {n}.", nonce=f"2{n}", rules=rules)
+                )
+                for n in range(SUBS)
+            ]
+            await until(server, SUBS)
+            gate.set()
+            return [await sub for sub in subs]
+
+    answers = asyncio.run(all_of_them())
+
+    known = [answer.json()["usage"]["cache_read_input_tokens"] for answer in answers]
+    assert sum(cached > len(rules) for cached in known) == SUBS - 1
+
+
 def test_a_sub_agent_is_told_what_has_changed(server: Server, model: FaultyModel) -> None:
     (first, *_) = family(server, model, day="2026-11-23")
 
@@ -92,7 +117,7 @@ def test_a_family_that_shares_nothing_is_seen(server: Server, model: FaultyModel
 
     @bug(Resolver, "_as_begun")
     def in_its_own_words(_true: Any) -> Any:
-        return lambda _self, said: (said, said.told)
+        return lambda _self, said, *_of: (said, said.told)
 
     with seeded(nobody), seeded(in_its_own_words), pytest.raises(AssertionError):
         test_sub_agents_begin_with_what_the_main_agent_was_told_while_it_is_busy(server, model)

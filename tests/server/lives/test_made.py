@@ -1,5 +1,6 @@
 """Whom clients make is known before it is there, is as they were told, and is gone for good."""
 
+import asyncio
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -49,6 +50,31 @@ def test_a_crash_leaves_nobody_whom_neither_clients_nor_expiry_would_find(tmp_pa
     assert {"ann", "bob"} < {agent for agent, _ in made}
     assert len({agent for agent, _ in made}) == 4
     assert all(known for _, known in made)
+
+
+def test_a_fork_that_fails_takes_nobodys_place_in_the_index(tmp_path: Path) -> None:
+    disk = FailingFiles(name="append", path="*ann*")
+    disk.armed = False
+    system = AgentSystem(FaultyModel(), tmp_path)
+    use_disk(system, disk)
+    with (
+        system,
+        serve(system, index=tmp_path / "clients.db", port=0, any_model=True) as server,
+        httpx.Client(base_url=server.url, timeout=WAIT) as http,
+    ):
+        http.post("/agents", json={"id": "parent"})
+        http.post("/agents/parent/turns", json={"prompt": "hello", "max_tokens": 4})
+        http.post("/agents", json={"id": "ann", "system_prompt": "You are Ann."})
+        system.forget("ann")
+        known = server.service.index.known
+        before = asyncio.run(server.service.claims.on_index(lambda: known("ann")))
+        disk.armed = True
+
+        body = {"id": "ann", "from": "parent", "at": 2}
+        assert http.post("/agents", json=body).status_code == 500
+
+        assert before is not None
+        assert asyncio.run(server.service.claims.on_index(lambda: known("ann"))) == before
 
 
 def test_whom_the_index_refuses_is_not_made(tmp_path: Path) -> None:

@@ -94,6 +94,17 @@ def test_how_much_must_go_is_told_as_clients_of_messages_look_for_it(
     assert most in (CONTEXT, CONTEXT - LEAST_ROOM)
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "messages"])
+def test_many_short_messages_leave_what_they_leave(server: Server, path: str) -> None:
+    roles = "user", "assistant"
+    said = [{"role": roles[n % 2], "content": "a"} for n in range(41)]
+    body = {"model": "any", "max_tokens": 450, "temperature": 0, "messages": said}
+
+    answer = httpx.post(f"{server.url}/v1/{path}", json=body, timeout=WAIT)
+
+    assert tokens(answer)[1] > LEAST_ROOM
+
+
 @pytest.mark.parametrize("path", LIMITS)
 def test_a_limit_that_fits_stands(server: Server, path: str) -> None:
     answer = post(server, path, "word " * 50, 20)

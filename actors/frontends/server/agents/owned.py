@@ -7,7 +7,9 @@ those of other programs on the same store too.
 
 import asyncio
 import secrets
+import sqlite3
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -156,13 +158,19 @@ class OwnedAgents:
             claims, index = self.service.claims, self.service.index
             anew = f"agent:{name}", "{}", "{}"
             known = Known(inner, self.tenant, *anew, named=True, prompt=prompt)
-            # Before it is made: nobody would reach whom a crash left between.
-            await claims.on_index(partial(index.begin, known))
+            had = await self._known(inner)
+            if had is None:
+                # Before it is made: nobody would reach whom a crash left between.
+                await claims.on_index(partial(index.begin, known))
             try:
                 await claims.beside(partial(make, inner))
             except Exception:
-                await claims.on_index(partial(index.forget, inner))
+                if had is None:
+                    with suppress(sqlite3.DatabaseError):
+                        await claims.on_index(partial(index.forget, inner))
                 raise
+            if had is not None:
+                await claims.on_index(partial(index.begin, known))
         return name
 
     async def _known(self, inner: str) -> Known | None:

@@ -1,5 +1,6 @@
 """What an inquiry asks, in the words of the model: turns, drawing, tokens."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from kvactors.actors.frontends.server.answering.home import Home, Speaker
@@ -8,7 +9,9 @@ from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
 from kvactors.actors.frontends.server.identity.conversation import read
 from kvactors.actors.frontends.server.identity.plan import Plan
 from kvactors.actors.turns.prompt import Continuation
+from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.prefix_match import conversation_text
+from kvactors.core.errors import TemplateError
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["LEAST_ROOM", "continuation", "prompt_tokens", "sampling_of", "shortened"]
@@ -66,7 +69,7 @@ def sampling_of(
     if sampling.max_tokens + most <= left:
         return sampling
     chat.check_length(sum(map(len, texts)), info.spec.context)
-    left -= sum(len(chat.encode(text)) + FRAME_TOKENS for text in texts)
+    left -= _tokens_of(chat, said, opening)
     if inquiry.open_end:
         return replace(sampling, max_tokens=max(1, min(sampling.max_tokens, left)))
     return shortened(sampling, left)
@@ -75,6 +78,18 @@ def sampling_of(
 def shortened(sampling: Sampling, left: int) -> Sampling:
     """`sampling` of no more tokens than are `left` of the context, or LEAST_ROOM."""
     return replace(sampling, max_tokens=min(sampling.max_tokens, max(left, LEAST_ROOM)))
+
+
+def _tokens_of(chat: ChatFormat, said: Continuation, opening: Sequence[str]) -> int:
+    """About how many tokens what is `said` has, behind the system prompt `opening`, if it has one:
+    some more than that."""
+    try:
+        text = conversation_text(chat, said.messages, "".join(opening) or None)
+    except TemplateError:
+        # It does not take these turns alone.
+        parts = [*opening, *(text for _, text in said.messages)]
+        return sum(len(chat.encode(part)) + FRAME_TOKENS for part in parts)
+    return len(chat.encode(text)) + FRAME_TOKENS
 
 
 def _most_tokens(text: str) -> int:

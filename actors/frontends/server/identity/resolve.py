@@ -23,9 +23,6 @@ from kvactors.core.errors import InvalidInput
 
 __all__ = ["Resolver", "Stands"]
 
-# Beginnings that are remembered until one of theirs can be forked.
-MOST_BEGUN = 64
-
 Stands = Callable[[Place], Literal["no", "within", "end"]]
 """Whether a place is where it was: not, within what its agent remembers, or at its end."""
 
@@ -47,8 +44,8 @@ class Resolver:
         self._index = index
         self._rules = rules
         self._stands = stands
-        # System prompt and notes of who began last, by what they are compared as.
-        self._begun = dict[tuple[bytes, str], tuple[str, str]]()
+        # Who is beginning, with its system prompt and notes, by what they are compared as.
+        self._begun = dict[tuple[bytes, str], tuple[str, str, str]]()
 
     def plan(self, inquiry: Inquiry, busy: set[str], *, alone: bool = False) -> Plan:
         """Who takes the turn of an `inquiry`, while the agents of `busy` cannot; `alone`: nobody
@@ -134,8 +131,8 @@ class Resolver:
         if twin is not None:
             begins, parent = twin.notes, twin.agent_id
         elif not waiting:
-            conversation, begins = self._as_begun(conversation)
-            parent = "" if alone else self._relative(client, mine)
+            conversation, begins = self._as_begun(conversation, mine, busy)
+            parent = "" if alone else self._relative(client, mine, busy)
         kept, tell = standing_rules(self._rules, begins, told)
         mine = replace(mine, tools=_tools_of(conversation.tools))
         # Who begins with the same words has them; without any there is nothing to have.
@@ -249,22 +246,25 @@ class Resolver:
                     break
         return twin
 
-    def _as_begun(self, conversation: Conversation) -> tuple[Conversation, str]:
-        """A conversation with the words of who begins alike and has not answered yet, if there is
-        somebody, and the notes that they tell."""
-        alike, here = (conversation.before, json.dumps(conversation.tools)), conversation.told
-        system, told = self._begun.setdefault(alike, (conversation.system, here))
-        if len(self._begun) > MOST_BEGUN:
-            del self._begun[next(iter(self._begun))]
+    def _as_begun(
+        self, conversation: Conversation, mine: Known, busy: set[str]
+    ) -> tuple[Conversation, str]:
+        """The conversation with the words of who begins alike just now, if there is somebody, and
+        the notes that they tell."""
+        self._begun = {alike: who for alike, who in self._begun.items() if who[0] in busy}
+        alike = conversation.before, json.dumps(conversation.tools)
+        here = mine.agent_id, conversation.system, conversation.told
+        _, system, told = self._begun.setdefault(alike, here)
         return replace(conversation, system=system), told
 
-    def _relative(self, client: Client, mine: Known) -> str:
+    def _relative(self, client: Client, mine: Known, busy: set[str]) -> str:
         """Whom a new agent comes from by what its client says: the thread that it names as its
-        parent, or its own."""
+        parent, or its own; nobody who is just being made."""
         for thread in (client.parent and f"thread:{client.parent}", _thread(client)):
             family = self._index.thread(client.tenant, thread) if thread else []
-            if family := [agent for agent in family if agent != mine.agent_id]:
-                return family[0]
+            for agent in family:
+                if agent != mine.agent_id and (agent not in busy or self._index.begun(agent)):
+                    return agent
         return ""
 
     def _miss(self, conversation: Conversation, place: Place | None) -> str:
