@@ -1,7 +1,8 @@
-"""Whom clients make is known before it is there, is as they were told, and is gone for good."""
+"""Whom clients make is known before it is there, begins as others just do, and is gone for good."""
 
 import asyncio
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,17 @@ from seeded import bug, seeded
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.cli.care import remove_agent
-from kvactors.actors.frontends.server.identity.index import Index
+from kvactors.actors.frontends.server.exchange.inquiry import Client, Inquiry, Message
+from kvactors.actors.frontends.server.identity.index import Index, Place
+from kvactors.actors.frontends.server.identity.plan import Plan
+from kvactors.actors.frontends.server.identity.resolve import Resolver
+from kvactors.actors.frontends.server.identity.rules import shipped_rules
 from kvactors.actors.frontends.server.web.serve import serve
 from kvactors.actors.system.registry import AgentRegistry
 from kvactors.actors.system.roster import AgentState
 from kvactors.actors.testing import FailingFiles, FaultyModel, use_disk
+
+RULES = "You are a careful agent."
 
 
 def test_a_crash_leaves_nobody_whom_neither_clients_nor_expiry_would_find(tmp_path: Path) -> None:
@@ -151,3 +158,61 @@ def test_nothing_of_who_is_deleted_stays_in_the_index(tmp_path: Path, how: str) 
 def agents_in(root: Path) -> list[AgentState]:
     with AgentSystem(FaultyModel(), root) as system:
         return system.known_agents()
+
+
+# -- with whose words and memory -----------------------------------------------------------
+
+
+@pytest.fixture
+def index() -> Iterator[Index]:
+    index = Index(None)
+    yield index
+    index.close()
+
+
+@pytest.fixture
+def resolver(index: Index) -> Resolver:
+    return Resolver(index, shipped_rules(), lambda _: "no")
+
+
+def begins(
+    resolver: Resolver, nonce: int, busy: set[str], *, tenant: str = "", parent: str = ""
+) -> Plan:
+    """How a client begins whose first line is one of its own."""
+    system = f"x-anthropic-billing-header: cch={nonce};\n{RULES}"
+    said = Message("system", system), Message("user", f"Part {nonce}.")
+    client = Client(tenant=tenant, thread=f"own {nonce}", parent=parent)
+    return resolver.plan(Inquiry(said, client, ()), busy)
+
+
+def test_words_are_those_of_who_is_just_beginning_and_of_nobody_from_before(
+    resolver: Resolver,
+) -> None:
+    first = begins(resolver, 1, set())
+    beside = begins(resolver, 2, {first.known.agent_id})
+    later = begins(resolver, 3, set())
+
+    assert "cch=1" in first.conversation.system
+    assert "cch=1" in beside.conversation.system
+    assert beside.reuse.kept == ("billing-header",)
+    assert "cch=3" in later.conversation.system
+    assert later.reuse.kept == ()
+
+
+def test_words_of_another_key_are_nobodys(resolver: Resolver) -> None:
+    first = begins(resolver, 1, set(), tenant="a")
+    other = begins(resolver, 2, {first.known.agent_id}, tenant="b")
+
+    assert "cch=2" in other.conversation.system
+
+
+def test_who_is_just_being_made_is_no_parent(resolver: Resolver, index: Index) -> None:
+    first = begins(resolver, 1, set())
+    busy = {first.known.agent_id}
+    index.begin(first.known)
+    early = begins(resolver, 2, busy, parent="own 1")
+    index.note(first.known, 0, [Place(b"chain", first.known.agent_id, 1, "mark", "{}")])
+    late = begins(resolver, 3, busy, parent="own 1")
+
+    assert early.parent == ""
+    assert late.parent == first.known.agent_id
