@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 from kvactors.actors.cluster.machine.clock import MonotonicClock
 from kvactors.actors.cluster.machine.known import as_known
-from kvactors.actors.cluster.machine.loop import OtherLoop
+from kvactors.actors.cluster.machine.loop import OtherLoop, check_may_wait
 from kvactors.actors.cluster.machine.posting import Posting
 from kvactors.actors.cluster.machine.sealed_client import open_client, open_words
 from kvactors.actors.cluster.protocol.errors import HostFailed
@@ -104,6 +104,7 @@ class Link:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for it. Raises SystemStopped, BlockingCall, and what it raises."""
         self._require_open(work)
+        check_may_wait(work)
         return self.loop.run(_known(work))
 
     def pause(self, seconds: float) -> None:

@@ -8,9 +8,9 @@ from typing import Any, Generic, TypeVar
 
 from kvactors.actors.runtime.blocking import check_may_block, mark_pool_thread
 from kvactors.actors.runtime.futures import ReplyFuture
-from kvactors.core.errors import SystemStopped
+from kvactors.core.errors import BlockingCall, SystemStopped
 
-__all__ = ["LoopThread", "OtherLoop", "Task"]
+__all__ = ["LoopThread", "OtherLoop", "Task", "check_may_wait"]
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ class OtherLoop:
 
     def run(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Wait for it; WaitTimeout after `timeout` seconds. Raises BlockingCall inside an actor."""
-        check_may_block()
+        check_may_wait(work)
         value: T = self.begin(work).future.get(timeout=timeout)
         return value
 
@@ -87,6 +87,15 @@ class LoopThread(OtherLoop):
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()
         self.loop.close()
+
+
+def check_may_wait(work: Coroutine[Any, Any, Any]) -> None:
+    """Raise BlockingCall where nobody may wait for `work`, which then never begins."""
+    try:
+        check_may_block()
+    except BlockingCall:
+        work.close()
+        raise
 
 
 async def _cancel_all() -> None:
