@@ -1,4 +1,4 @@
-"""What Codex, OpenCode and Aider sent while a puppet fixed a bug for them, sent again.
+"""What Codex, OpenCode, Aider and Claude Code sent while a puppet fixed a bug for them, sent again.
 
 `golden/clients` has their requests in the order in which they came: long texts are cut, the ids of
 calls are those of then. Each conversation is one agent, of which each turn computes what is new.
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from recorded import RECORDED, Heard, read, send_again
 
-CLIENTS = ("codex", "opencode", "aider")
+CLIENTS = ("codex", "opencode", "aider", "claude")
 BLOCK = 256
 
 
@@ -38,6 +38,10 @@ def test_each_stream_ends_as_its_client_needs(heard: list[Heard]) -> None:
             )
             assert kinds[-1] == "response.completed"
             assert one.events[-1]["response"]["id"]
+        elif one.exchange["path"].endswith("/messages"):
+            assert one.events[-1]["type"] == "message_stop"
+            ended = one.events[-2]["delta"]["stop_reason"]
+            assert ended == ("tool_use" if one.exchange["calls"] else "end_turn")
         elif one.exchange["body"].get("stream"):
             (end,) = [
                 choice["finish_reason"]
@@ -109,8 +113,10 @@ def test_who_begins_alike_computes_the_beginning_once(client: str, heard: list[H
 
 
 def beginning(heard: Heard) -> Any:
-    """The system prompt of a request."""
+    """The system prompt of a request, without what says nothing."""
     body = heard.exchange["body"]
+    if "system" in body:
+        return body["system"][1:]
     return (body.get("messages") or body["input"])[0]["content"]
 
 

@@ -15,6 +15,7 @@ from kvactors.actors.testing import PuppetModel
 
 __all__ = ["RECORDED", "Heard", "calls_of", "read", "send_again"]
 
+CLAUDE, CLAUDE_HELPER = "x-claude-code-session-id", "x-claude-code-agent-id"
 RECORDED = Path(__file__).parents[2] / "golden" / "clients"
 
 
@@ -33,14 +34,19 @@ class Heard:
     @property
     def conversation(self) -> tuple[str, bool]:
         """What the client itself holds to be one: of a session without tools it makes titles."""
-        headers = self.exchange["headers"]
-        name = headers.get("thread-id") or headers.get("x-session-id") or ""
+        headers, names = (
+            self.exchange["headers"],
+            (CLAUDE_HELPER, CLAUDE, "thread-id", "x-session-id"),
+        )
+        name = next((headers[name] for name in names if name in headers), "")
         return name, bool(self.exchange["body"].get("tools"))
 
     @property
     def parent(self) -> str:
         """The conversation that this one says it comes from."""
         headers = self.exchange["headers"]
+        if CLAUDE_HELPER in headers:
+            return str(headers[CLAUDE])
         return str(
             headers.get("x-codex-parent-thread-id") or headers.get("x-parent-session-id") or ""
         )
@@ -51,9 +57,10 @@ def read(client: str) -> list[dict[str, Any]]:
     recorded = json.loads((RECORDED / f"{client}.json").read_text(encoding="utf-8"))
     for exchange in recorded["exchanges"]:
         body = exchange["body"]
-        for field, things in (("messages", "items"), ("input", "items"), ("tools", "tools")):
+        for field in ("system", "messages", "input", "tools"):
             if field in body:
-                body[field] = [recorded[things][place] for place in body[field]]
+                things = recorded["tools" if field == "tools" else "items"]
+                body[field] = [things[place] for place in body[field]]
     exchanges: list[dict[str, Any]] = recorded["exchanges"]
     return exchanges
 
@@ -90,17 +97,22 @@ def heard_of(exchange: dict[str, Any], answer: httpx.Response) -> Heard:
     data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
     whole = [] if data else [answer.json()]
     events = [json.loads(one) for one in data if one != "[DONE]"] or whole
-    last = events[-1]
+    agent, how = (answer.headers[f"x-kvactors-{name}"] for name in ("agent", "reused"))
+    return Heard(exchange, agent, how, *_tokens(events), events)
+
+
+def _tokens(events: list[dict[str, Any]]) -> tuple[int, int]:
+    """Those of the prompt, and of these the cached ones."""
+    first, last = events[0], events[-1]
+    if "message" in first:
+        used, cached = (
+            first["message"]["usage"],
+            first["message"]["usage"]["cache_read_input_tokens"],
+        )
+        return used["input_tokens"] + cached, cached
     usage = last["response"]["usage"] if "response" in last else last.get("usage") or {}
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
-    return Heard(
-        exchange,
-        answer.headers["x-kvactors-agent"],
-        answer.headers["x-kvactors-reused"],
-        usage.get("prompt_tokens", usage.get("input_tokens", 0)),
-        details.get("cached_tokens", 0),
-        events,
-    )
+    return usage.get("prompt_tokens", usage.get("input_tokens", 0)), details.get("cached_tokens", 0)
 
 
 def calls_of(heard: Heard) -> list[str]:
