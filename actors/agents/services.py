@@ -118,8 +118,13 @@ class AgentServices:
             if done.error is not None:
                 undone.resolve(None)
                 return
-            forgotten = self.persistence.ask(ForgetStored(child), block=False)
-            forgotten.on_done(lambda _: undone.resolve(None))
+            try:
+                forgotten = self.persistence.ask(ForgetStored(child), block=False)
+            except ActorDeadError:
+                # Nothing is written any more.
+                undone.resolve(None)
+            else:
+                forgotten.on_done(lambda _: undone.resolve(None))
 
         self.tell_gpu(Forget(child))
         if stored is None:
