@@ -201,11 +201,11 @@ class Admission:
 
     def _follows(self, request: Request, prefilled: Container[tuple[str, int]]) -> bool:
         """Whether the system prompt that this turn needs is just `prefilled` by another."""
-        if not request.shared or self._sharing.has_beginning(request):
+        if not request.shared or _beginning(request) not in prefilled:
             return False
-        if self._transfer.must_ask_for_more(request):
+        if self._sharing.has_beginning(request) or self._transfer.must_ask_for_more(request):
             return False
-        return _beginning(request) in prefilled and self._sharing.donor(request) is None
+        return self._sharing.donor(request) is None
 
     def _gave_way_to(self, request: Request, running: Sequence[Request]) -> bool:
         """Whether the turns that this one gave way to still run, all of them."""
