@@ -69,7 +69,7 @@ def sampling_of(
     if sampling.max_tokens + most <= left:
         return sampling
     chat.check_length(sum(map(len, texts)), info.spec.context)
-    left -= _tokens_of(chat, said, opening)
+    left -= _tokens_of(chat, said, texts)
     if inquiry.open_end:
         return replace(sampling, max_tokens=max(1, min(sampling.max_tokens, left)))
     return shortened(sampling, left)
@@ -80,16 +80,14 @@ def shortened(sampling: Sampling, left: int) -> Sampling:
     return replace(sampling, max_tokens=min(sampling.max_tokens, max(left, LEAST_ROOM)))
 
 
-def _tokens_of(chat: ChatFormat, said: Continuation, opening: Sequence[str]) -> int:
-    """About how many tokens what is `said` has, behind the system prompt `opening`, if it has one:
-    some more than that."""
+def _tokens_of(chat: ChatFormat, said: Continuation, texts: Sequence[str]) -> int:
+    """About how many tokens what is `said` has, in so many `texts`: some more than that."""
     try:
-        text = conversation_text(chat, said.messages, "".join(opening) or None)
+        text = conversation_text(chat, said.messages, None if said.keep else said.system or None)
     except TemplateError:
         # It does not take these turns alone.
-        parts = [*opening, *(text for _, text in said.messages)]
-        return sum(len(chat.encode(part)) + FRAME_TOKENS for part in parts)
-    return len(chat.encode(text)) + FRAME_TOKENS
+        return sum(len(chat.encode(part)) + FRAME_TOKENS for part in texts)
+    return _counted(chat, text) + FRAME_TOKENS
 
 
 def _most_tokens(text: str) -> int:
@@ -103,7 +101,12 @@ def prompt_tokens(dialect: Dialect, inquiry: Inquiry) -> int:
     chat, conversation = dialect.chat, read(inquiry, (), None)
     said = conversation.said
     begins = dialect.system(conversation.system, inquiry.tools, said[0].role if said else "user")
-    text = conversation_text(chat, [dialect.turn(message) for message in said], begins)
-    # In parts: who reads or writes meanwhile waits for one of them.
+    return _counted(
+        chat, conversation_text(chat, [dialect.turn(message) for message in said], begins)
+    )
+
+
+def _counted(chat: ChatFormat, text: str) -> int:
+    """Tokens of a text, in parts: who reads or writes meanwhile waits for one of them."""
     parts = range(0, len(text), AT_ONCE)
     return sum(len(chat.encode(text[begin : begin + AT_ONCE])) for begin in parts)
