@@ -106,12 +106,10 @@ class AgentServices:
             gone = "the persistence actor is dead: nothing can be forked"
             raise SystemStopped(gone) from None
 
-    def undo_fork(
-        self, child: str, stored: ReplyFuture[Any] | None, *, wait: bool = False
-    ) -> ReplyFuture[None]:
+    def undo_fork(self, child: str, stored: ReplyFuture[Any] | None) -> ReplyFuture[None]:
         """Leave nothing of `child`, which is not to be, in memory, or in the store once `stored`,
-        which `fork` gave, has put it there. Resolves when nothing is left, and returns only then if
-        it is to `wait`: whoever is made by that id before would be this one."""
+        which `fork` gave, has put it there. Resolves when nothing is left: whoever is made by that
+        id before would be this one."""
         undone: ReplyFuture[None] = ReplyFuture()
 
         def forget(done: ReplyFuture[Any]) -> None:
@@ -131,8 +129,6 @@ class AgentServices:
             undone.resolve(None)
         else:
             stored.on_done(forget)
-        if wait:
-            undone.get()
         return undone
 
 

@@ -215,11 +215,9 @@ class AgentRegistry:
         purpose: str = "",
     ) -> Spawned:
         self._lifecycle.require_running()
-        known = self._spawned.get(agent_id)
-        if known is None:
+        if (known := self._spawned.get(agent_id)) is None:
             with self._keys.of(agent_id):
-                known = self._spawned.get(agent_id)
-                if known is None:
+                if (known := self._spawned.get(agent_id)) is None:
                     if agent_id in self._coming:
                         raise AgentExists(agent_id, "is just being made")
                     return self._restored(agent_id, system_prompt, policy, purpose)
@@ -252,8 +250,10 @@ class AgentRegistry:
             # Ctrl-C: one that has not begun never will.
             if ticket is not None and not ticket.reject(error) and ticket.reply.error is None:
                 _, stored = ticket.reply.get()
-            undone = source.services.undo_fork(child, stored, wait=isinstance(error, Exception))
+            undone = source.services.undo_fork(child, stored)
             undone.on_done(lambda _: self._coming.discard(child))
+            if isinstance(error, Exception):
+                undone.get()
             if isinstance(error, OSError):
                 raise public(error) from error
             raise

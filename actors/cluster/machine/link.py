@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 from kvactors.actors.cluster.machine.clock import MonotonicClock
 from kvactors.actors.cluster.machine.known import as_known
-from kvactors.actors.cluster.machine.loop import OtherLoop, check_may_wait
+from kvactors.actors.cluster.machine.loop import OtherLoop, check_may_wait, refuse
 from kvactors.actors.cluster.machine.posting import Posting
 from kvactors.actors.cluster.machine.sealed_client import open_client, open_words
 from kvactors.actors.cluster.protocol.errors import HostFailed
@@ -16,7 +16,6 @@ from kvactors.actors.cluster.protocol.interfaces import Transport
 from kvactors.actors.cluster.protocol.outbox import Outbox, Permit, anybody
 from kvactors.actors.cluster.protocol.records import Settings
 from kvactors.actors.runtime.futures import ReplyFuture
-from kvactors.core.errors import SystemStopped
 from kvactors.persistence.files.encryption import EncryptionKey
 
 __all__ = ["PATIENCE", "Link"]
@@ -143,8 +142,7 @@ class Link:
 
     def _require_open(self, work: Coroutine[Any, Any, Any]) -> None:
         if self.closed:
-            work.close()
-            raise SystemStopped("this cluster was left: connect again")
+            refuse(work)
 
 
 async def _known(work: Coroutine[Any, Any, T]) -> T:

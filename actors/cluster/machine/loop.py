@@ -4,13 +4,13 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from kvactors.actors.runtime.blocking import check_may_block, mark_pool_thread
 from kvactors.actors.runtime.futures import ReplyFuture
 from kvactors.core.errors import BlockingCall, SystemStopped
 
-__all__ = ["LoopThread", "OtherLoop", "Task", "check_may_wait"]
+__all__ = ["LoopThread", "OtherLoop", "Task", "check_may_wait", "refuse"]
 
 T = TypeVar("T")
 
@@ -73,10 +73,9 @@ class LoopThread(OtherLoop):
     def begin(self, work: Coroutine[Any, Any, T]) -> Task[T]:
         """Let it run. Raises SystemStopped once the loop is stopped: it would never end."""
         with self._lock:
-            if not self._stopped:
-                return super().begin(work)
-        work.close()
-        raise SystemStopped("this cluster was left: connect again")
+            if self._stopped:
+                refuse(work)
+            return super().begin(work)
 
     def stop(self) -> None:
         """Cancel what runs, and end the thread. Twice is as good as once."""
@@ -87,6 +86,12 @@ class LoopThread(OtherLoop):
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()
         self.loop.close()
+
+
+def refuse(work: Coroutine[Any, Any, Any]) -> NoReturn:
+    """Raise SystemStopped: `work` never begins where nobody is left to do it."""
+    work.close()
+    raise SystemStopped("this cluster was left: connect again")
 
 
 def check_may_wait(work: Coroutine[Any, Any, Any]) -> None:
