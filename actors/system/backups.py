@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from kvactors.actors.system.export import unwatched
@@ -29,10 +30,13 @@ LOOKS = 4
 Look = Callable[[str], HeldFiles | None]
 
 
-def back_up(backup: Backup, names: Sequence[str], look: Look, on_step: OnStep) -> BackupReport:
-    """Add the agents whose folders are `names` to a `backup` and finish it; `look` gives the files
-    of one as they stand, `on_step(done, steps)` is called behind each. KV that leaves again and
-    again is left out; an agent whose ledger cannot be read is skipped, and the report says so."""
+def back_up(
+    backup: Backup, root: Path, names: Sequence[str], look: Look, on_step: OnStep
+) -> BackupReport:
+    """Add the agents whose folders are `names` in the store at `root`, and the databases beside
+    them, to a `backup` and finish it; `look` gives the files of one as they stand, `on_step(done,
+    steps)` is called behind each. KV that leaves again and again is left out; what cannot be read
+    is skipped, and the report says so."""
     for done, name in enumerate(names, 1):
         try:
             add_agent(backup, name, look)
@@ -40,6 +44,8 @@ def back_up(backup: Backup, names: Sequence[str], look: Look, on_step: OnStep) -
             logger.warning("%s is skipped by a backup: %s", name, error)
             backup.skip(name, f"{name}: {error}")
         on_step(done, len(names))
+    # Behind them: whoever is in the snapshot is known to it.
+    backup.add_databases(root)
     return backup.finish()
 
 
@@ -73,7 +79,8 @@ class StoreBackups:
         check: bool = False,
     ) -> BackupReport:
         """Copy what the object store at `url` (s3://bucket/folder, file:///folder) lacks of all
-        finished turns and their KV there, and name it: a snapshot.
+        finished turns and their KV there, and what a server knows (`clients.db`), and name it: a
+        snapshot.
 
         `options`: what obstore's `from_url` takes beside the environment. Agents go on meanwhile:
         each is copied as its last save left it. `on_step(done, agents)` is called as it goes. One
@@ -95,5 +102,5 @@ class StoreBackups:
             return self._lifecycle.ask(store, WithStore(work))
 
         backup = Backup(open_objects(url, options), check=check)
-        names = ask(lambda store: store.agent_folders())
-        return back_up(backup, names, lambda name: ask(lambda s: s.files.of(name)), on_step)
+        root, names = ask(lambda store: (store.root, store.agent_folders()))
+        return back_up(backup, root, names, lambda name: ask(lambda s: s.files.of(name)), on_step)

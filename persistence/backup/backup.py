@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import logging
 import re
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from kvactors.persistence.backup.objects import Objects
 from kvactors.persistence.backup.snapshot import (
@@ -18,11 +21,13 @@ from kvactors.persistence.backup.snapshot import (
     SNAPSHOTS,
     AgentEntry,
     KVEntry,
+    Pieces,
     Snapshot,
     blob_name,
     digest_of,
 )
 from kvactors.persistence.errors import BackupFailed
+from kvactors.persistence.files.naming import DATABASE_NAME
 from kvactors.persistence.store.agent_files import HeldFiles, HeldKV
 
 __all__ = ["Backup", "BackupReport", "snapshots"]
@@ -34,12 +39,15 @@ _NAME = re.compile(rf"{SNAPSHOTS}/(\d{{8}}T\d{{6}}\.\d{{6}}Z_*|[^/]*_)\.msgpack"
 
 # A ledger of more pieces is copied whole again: a restore asks for each.
 MOST_PIECES = 64
+# Of a database, bytes: its pages are changed in place.
+PIECE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class BackupReport:
     """The name of a snapshot, its agents, and bytes: all of it, and those that were new. `skipped`
-    says which agents could not be read, and why: of these it has what the snapshot before had."""
+    says which agents, or databases beside them, could not be read, and why: of these it has what
+    the snapshot before had."""
 
     name: str
     agents: int
@@ -61,14 +69,16 @@ class Backup:
         names = snapshots(objects)
         self._latest = names[-1] if names else ""
         before = _latest_readable(objects, names)
-        self._before = {agent.encoded: agent for agent in before}
+        self._before = {agent.encoded: agent for agent in before.agents}
         # Digests of files that were read before: a name says what is in it.
         self._files = {
             (agent.encoded, kv.fingerprint, file): digest
-            for agent in before
+            for agent in before.agents
             for kv in agent.kv
             for file, digest in kv.segments
         }
+        self._databases_before = dict(before.databases)
+        self._databases: dict[str, Pieces] = {}
         self._agents: list[AgentEntry] = []
         self._taken: list[AgentEntry] = []
         self._skipped: list[str] = []
@@ -88,6 +98,20 @@ class Backup:
             raise
         self._agents.append(entry := AgentEntry(held.encoded, ledger, kv))
         return entry
+
+    def add_databases(self, root: Path) -> None:
+        """Those that lie beside the agents of the store at `root`, a server's `clients.db`, each as
+        of one moment, whoever writes to it."""
+        for path in sorted(p for p in root.glob("*.db") if DATABASE_NAME.fullmatch(p.name)):
+            try:
+                data = _serialized(path)
+            except sqlite3.Error as error:
+                _log.warning("%s is skipped by a backup: %s", path, error)
+                self._skipped.append(f"{path.name}: {error}")
+                self._databases[path.name] = self._databases_before.get(path.name, ())
+                continue
+            pieces = [data[begin : begin + PIECE] for begin in range(0, len(data), PIECE)]
+            self._databases[path.name] = tuple((self._put(piece), len(piece)) for piece in pieces)
 
     def skip(self, encoded: str, reason: str) -> None:
         """An agent that cannot be read, for this `reason`: it stays as it was in the snapshot
@@ -112,7 +136,8 @@ class Backup:
         if name <= self._latest:
             # The clock went back, or another machine's goes ahead: the latest is the last in order.
             name = f"{self._latest.removesuffix('.msgpack')}_.msgpack"
-        self._objects.put(name, Snapshot(tuple(self._agents), notes).pack())
+        databases = tuple((name, pieces) for name, pieces in self._databases.items() if pieces)
+        self._objects.put(name, Snapshot(tuple(self._agents), notes, databases).pack())
         skipped = tuple(self._skipped)
         return BackupReport(name, len(self._agents), self.nbytes, self.added, skipped)
 
@@ -141,18 +166,16 @@ class Backup:
             segments.append((path.name, digest))
         return KVEntry(held.fingerprint, self._put(held.manifest), tuple(segments))
 
-    def _ledger(
-        self, data: bytes, before: Sequence[tuple[str, int]]
-    ) -> tuple[tuple[str, int], ...]:
+    def _ledger(self, data: bytes, before: Pieces) -> Pieces:
         """The pieces of a ledger, those of `before` among them if it begins with them."""
         kept = before if len(before) < MOST_PIECES and self._begins(data, before) else ()
         begin = sum(size for _, size in kept)
         self.nbytes += begin
         if begin == len(data):
-            return tuple(kept)
+            return kept
         return (*kept, (self._put(data[begin:]), len(data) - begin))
 
-    def _begins(self, data: bytes, pieces: Sequence[tuple[str, int]]) -> bool:
+    def _begins(self, data: bytes, pieces: Pieces) -> bool:
         """Whether `data` begins with these `pieces`, and all of them are still there."""
         begin = 0
         for digest, size in pieces:
@@ -178,15 +201,21 @@ def _whole(objects: Objects, digest: str) -> bool:
     return found == digest
 
 
-def _latest_readable(objects: Objects, names: Sequence[str]) -> tuple[AgentEntry, ...]:
-    """The agents of the last snapshot of these `names` that is whole: of the latest, a loss of
-    power may have left less than was written."""
+def _serialized(path: Path) -> bytes:
+    """A database as one file, what its log has written down. Raises sqlite3.Error."""
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True)) as database:
+        return database.serialize()
+
+
+def _latest_readable(objects: Objects, names: Sequence[str]) -> Snapshot:
+    """The last snapshot of these `names` that is whole: of the latest, a loss of power may have
+    left less than was written."""
     for name in reversed(names):
         try:
-            return Snapshot.unpack(objects.get(name), name).agents
+            return Snapshot.unpack(objects.get(name), name)
         except BackupFailed as error:
             _log.warning("%s: the one before is gone on from", error)
-    return ()
+    return Snapshot(())
 
 
 def snapshots(objects: Objects) -> list[str]:

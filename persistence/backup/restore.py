@@ -11,7 +11,13 @@ from pathlib import Path
 
 from kvactors.persistence.backup.backup import snapshots
 from kvactors.persistence.backup.objects import ObjectMissing, Objects
-from kvactors.persistence.backup.snapshot import AgentEntry, Snapshot, blob_name, digest_of
+from kvactors.persistence.backup.snapshot import (
+    AgentEntry,
+    Pieces,
+    Snapshot,
+    blob_name,
+    digest_of,
+)
 from kvactors.persistence.errors import BackupFailed
 from kvactors.persistence.files.atomic import NO_LINKS, Files
 from kvactors.persistence.files.lock import StoreLock
@@ -37,11 +43,11 @@ def restore(
 ) -> int:
     """Make a store at `root`, where nothing is, of the snapshot of this `name` in `objects`, by
     default the latest; how many agents it has. `part`: (2, 3) are the agents of the second of three
-    stores, which have all of them together, whichever snapshots these are made of. Every object is
-    checked against its digest: KV of which one is damaged or missing is left out, and an agent
-    whose ledger needs it is told to `skip`, if there is one, and left out, too. All is written
-    through `files`. Raises BackupFailed, StoreLocked while another restore makes it, OSError; then
-    nothing is at `root`."""
+    stores, which have all of them together, whichever snapshots these are made of; databases are
+    in the first. Every object is checked against its digest: KV of which one is damaged or missing
+    is left out, and an agent, or a database, that cannot be read is told to `skip`, if there is
+    one, and left out, too. All is written through `files`. Raises BackupFailed, StoreLocked while
+    another restore makes it, OSError; then nothing is at `root`."""
     root = root.resolve()
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise BackupFailed(f"{root} holds something: restore into a new directory")
@@ -54,7 +60,7 @@ def restore(
         raise BackupFailed(f"{what}; there are {', '.join(found) or 'none'}")
     snapshot = Snapshot.unpack(objects.get(chosen), chosen)
     there = tuple(agent for agent in snapshot.agents if _part_of(agent, part[1]) == part[0])
-    snapshot = replace(snapshot, agents=there)
+    snapshot = replace(snapshot, agents=there, databases=snapshot.databases * (part[0] == 1))
     files = files or Files()
     make_folder(files, root.parent)
     making = root.with_name(root.name + ".restoring")
@@ -108,11 +114,15 @@ class _Making:
     def run(self, snapshot: Snapshot) -> int:
         """All of it; how many agents it has."""
         # What a kill left of another restore.
-        (self._root / NOTES).unlink(missing_ok=True)
+        for left in (self._root / NOTES, *self._root.glob("*.db")):
+            left.unlink(missing_ok=True)
         for folder in ("agents", "kv"):
             shutil.rmtree(self._root / folder, ignore_errors=True)
             self._files.mkdir(self._root / folder)
         agents = sum(self._agent(agent) for agent in snapshot.agents)
+        for name, pieces in snapshot.databases:
+            if (data := self._joined(name, pieces)) is not None:
+                self._write(self._root / name, data)
         if snapshot.notes:
             self._write(self._root / NOTES, snapshot.notes)
         for made in sorted(self._folders(), reverse=True):
@@ -125,15 +135,7 @@ class _Making:
 
     def _agent(self, agent: AgentEntry) -> bool:
         """Whether it can be restored."""
-        try:
-            ledger = b"".join(self._blob(digest) for digest, _ in agent.ledger)
-        except (ObjectMissing, _Damaged) as error:
-            told = f"{agent.encoded}: {error}"
-            if self._skip is None:
-                raise BackupFailed(
-                    f"{told}; restore the others with --skip-damaged, or an earlier --snapshot"
-                ) from error
-            self._skip(told)
+        if (ledger := self._joined(agent.encoded, agent.ledger)) is None:
             return False
         folder = self._root / "agents" / agent.encoded
         self._files.mkdir(folder)
@@ -152,6 +154,19 @@ class _Making:
                 shutil.rmtree(folder)
                 self._made = {d: path for d, path in self._made.items() if path.parent != folder}
         return True
+
+    def _joined(self, name: str, pieces: Pieces) -> bytes | None:
+        """What the `pieces` are together; None where one cannot be read and `skip` was told."""
+        try:
+            return b"".join(self._blob(digest) for digest, _ in pieces)
+        except (ObjectMissing, _Damaged) as error:
+            told = f"{name}: {error}"
+            if self._skip is None:
+                raise BackupFailed(
+                    f"{told}; restore the others with --skip-damaged, or an earlier --snapshot"
+                ) from error
+            self._skip(told)
+            return None
 
     def _segment(self, path: Path, digest: str) -> None:
         if digest in self._made:

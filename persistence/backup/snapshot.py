@@ -2,10 +2,12 @@
 
     blobs/<xxh3_128>            a piece of a ledger, a manifest, a segment
     snapshots/<moment>.msgpack  {"version": 1, "agents": [[folder, ledger pieces, KV], ...],
-                                 "notes": of whoever made it, kept with the restored store}
+                                 "notes": of whoever made it, kept with the restored store,
+                                 "databases": [[file, pieces], ...] beside the agents}
 
 A ledger only grows, so a backup adds what is new of it as one more piece. KV is a list of
-[fingerprint, manifest, [[file, digest], ...]]. What agents share is one object.
+[fingerprint, manifest, [[file, digest], ...]]. What agents share is one object. Pieces of a
+database are pages that stay where they are.
 """
 
 from __future__ import annotations
@@ -18,12 +20,24 @@ import msgpack  # type: ignore[import-untyped]
 import xxhash
 
 from kvactors.persistence.errors import BackupFailed
-from kvactors.persistence.files.naming import SEGMENT_NAME, check_fingerprint
+from kvactors.persistence.files.naming import DATABASE_NAME, SEGMENT_NAME, check_fingerprint
 
-__all__ = ["BLOBS", "SNAPSHOTS", "AgentEntry", "KVEntry", "Snapshot", "blob_name", "digest_of"]
+__all__ = [
+    "BLOBS",
+    "SNAPSHOTS",
+    "AgentEntry",
+    "KVEntry",
+    "Pieces",
+    "Snapshot",
+    "blob_name",
+    "digest_of",
+]
 
 VERSION = 1
 BLOBS, SNAPSHOTS = "blobs", "snapshots"
+
+Pieces = tuple[tuple[str, int], ...]
+"""Digests of the pieces of a file, with their lengths in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +51,10 @@ class KVEntry:
 
 @dataclass(frozen=True, slots=True)
 class AgentEntry:
-    """An agent's folder, pieces of its ledger with their lengths in bytes, and its KV."""
+    """An agent's folder, the pieces of its ledger, and its KV."""
 
     encoded: str
-    ledger: tuple[tuple[str, int], ...]
+    ledger: Pieces
     kv: tuple[KVEntry, ...]
 
     def plain(self) -> list[Any]:
@@ -64,15 +78,18 @@ class AgentEntry:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All agents of a store, of one moment each."""
+    """All agents of a store, of one moment each, and databases beside them: names and pieces."""
 
     agents: tuple[AgentEntry, ...]
     notes: bytes = b""
+    databases: tuple[tuple[str, Pieces], ...] = ()
 
     def pack(self) -> bytes:
         """The object's bytes."""
-        made = {"version": VERSION, "agents": [agent.plain() for agent in self.agents]}
-        packed: bytes = msgpack.packb({**made, "notes": self.notes} if self.notes else made)
+        made: dict[str, Any] = {"version": VERSION}
+        made["agents"] = [agent.plain() for agent in self.agents]
+        more = {"notes": self.notes, "databases": self.databases}
+        packed: bytes = msgpack.packb(made | {key: value for key, value in more.items() if value})
         return packed
 
     @classmethod
@@ -83,7 +100,8 @@ class Snapshot:
             version = found["version"]
             if version == VERSION:
                 agents = tuple(AgentEntry.from_plain(one) for one in found["agents"])
-                return cls(agents, bytes(found.get("notes", b"")))
+                databases = tuple(_database(*one) for one in found.get("databases", ()))
+                return cls(agents, bytes(found.get("notes", b"")), databases)
         except Exception as error:
             raise BackupFailed(f"{name} is no snapshot: {error}") from error
         raise BackupFailed(f"{name} is of version {version}, and this kvactors reads {VERSION}")
@@ -99,7 +117,17 @@ def _agent(encoded: str, ledger: Any, kv: Any) -> AgentEntry:
     for file, _ in (segment for entry in entries for segment in entry.segments):
         if not SEGMENT_NAME.fullmatch(file):
             raise ValueError(f"{file!r} is no segment's name")
-    return AgentEntry(encoded, tuple((str(piece), int(size)) for piece, size in ledger), entries)
+    return AgentEntry(encoded, _pieces(ledger), entries)
+
+
+def _database(name: str, pieces: Any) -> tuple[str, Pieces]:
+    if not DATABASE_NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no database's name")
+    return name, _pieces(pieces)
+
+
+def _pieces(plain: Any) -> Pieces:
+    return tuple((str(digest), int(size)) for digest, size in plain)
 
 
 def digest_of(data: bytes) -> str:

@@ -11,6 +11,7 @@ from kvactors.persistence.errors import InvalidFingerprint
 
 __all__ = [
     "BAD_SUFFIX",
+    "DATABASE_NAME",
     "LEDGER_NAME",
     "MANIFEST_NAME",
     "SEGMENT_NAME",
@@ -24,6 +25,8 @@ __all__ = [
 LEDGER_NAME = "ledger.log"
 MANIFEST_NAME = "manifest.msgpack"
 SEGMENT_NAME = re.compile(r"seg-(0|[1-9][0-9]{0,18})-([1-9][0-9]{0,18})-[0-9a-f]{32}\.safetensors")
+DATABASE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*\.db")
+"""Of what lies beside the agents in a store's folder: a server's `clients.db`."""
 TEMP_SUFFIX = ".tmp"
 BAD_SUFFIX = ".bad"
 

@@ -111,6 +111,7 @@ def back_up_store(url: str, path: Path | None, *, check: bool) -> bool:
         task = progress.add_task("agents")
         report = back_up(
             Backup(open_objects(url), check=check),
+            store.root,
             store.agent_folders(),
             store.files.of,
             lambda done, total: progress.update(task, completed=done, total=total),

@@ -60,7 +60,7 @@ def objects(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Objects:
 
 def backed_up(store: Store, objects: Objects) -> BackupReport:
     names = store.agent_folders()
-    return back_up(Backup(objects), names, store.files.of, lambda *_: None)
+    return back_up(Backup(objects), store.root, names, store.files.of, lambda *_: None)
 
 
 def test_a_store_goes_to_s3_and_back_and_the_second_time_only_what_is_new(

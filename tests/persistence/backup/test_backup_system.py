@@ -46,7 +46,9 @@ def test_an_agent_that_cannot_be_read_is_named_and_kept_as_it_was_and_the_rest_g
     store, objects = Store(tmp_path / "store"), open_objects((tmp_path / "objects").as_uri())
     for name in ("alice", "bob", "carol"):
         assert not put(store, kv_save(name, example_segment(0, 40))).failed
-    first = back_up(Backup(objects), store.agent_folders(), store.files.of, lambda *_: None)
+    first = back_up(
+        Backup(objects), store.root, store.agent_folders(), store.files.of, lambda *_: None
+    )
     ledger = store.root / "agents" / encode_agent_id("bob") / "ledger.log"
     if damage is None:
         # What a disk does that cannot read it.
@@ -58,7 +60,9 @@ def test_an_agent_that_cannot_be_read_is_named_and_kept_as_it_was_and_the_rest_g
     store = Store(tmp_path / "store")
     assert not put(store, kv_save("carol", example_segment(0, 50))).failed
 
-    report = back_up(Backup(objects), store.agent_folders(), store.files.of, lambda *_: None)
+    report = back_up(
+        Backup(objects), store.root, store.agent_folders(), store.files.of, lambda *_: None
+    )
 
     assert (first.agents, first.skipped) == (3, ())
     assert report.agents == 3
@@ -88,7 +92,7 @@ def test_files_that_leave_while_they_are_copied_are_looked_up_again(tmp_path: Pa
             segment.unlink(missing_ok=True)
         return held
 
-    report = back_up(Backup(objects), store.agent_folders(), look, lambda *_: None)
+    report = back_up(Backup(objects), store.root, store.agent_folders(), look, lambda *_: None)
 
     assert len(looked) == LOOKS
     assert report.agents == 1
