@@ -102,6 +102,8 @@ class ChatFormat(AnswerText):
         made = self._grammar_tokens
         if made is None or made.size != size:
             ends = (*self.end_of_turn, *sorted(self.eos - {*self.end_of_turn}))
+            ends_thought = self.encode(self.think_marks[1])
+            told = self.written_end() if self.header else ends_thought
             # llguidance keeps what it encodes with, where no garbage collector looks.
             me = weakref.proxy(self)
             made = GrammarTokens(
@@ -110,7 +112,7 @@ class ChatFormat(AnswerText):
                 self.decode,
                 ends,
                 size,
-                ends_message=self.written_end() if self.header else (),
+                ends_message=told if len(told) == 1 else (),
             )
             self._grammar_tokens = made
         return made

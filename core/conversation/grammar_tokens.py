@@ -30,7 +30,8 @@ INCOMPLETE = "\ufffd"
 class GrammarTokens:
     """What each token id says. `encode` and `decode` are those of the `tokenizer`, in the middle of
     a line; `ends` are its end tokens, the one to end with first; ids are below `size`. One of
-    `ends_message` leads out of a message that others follow. Raises InvalidGrammar."""
+    `ends_message` leads out of a message that others follow, or of a thought. Raises
+    InvalidGrammar."""
 
     def __init__(
         self,

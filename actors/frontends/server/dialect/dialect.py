@@ -11,7 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from kvactors.actors.frontends.server.dialect.forms import call_marks, channel_grammar, grammar_of
+from kvactors.actors.frontends.server.dialect.forms import (
+    call_marks,
+    channel_grammar,
+    grammar_of,
+    thought_before,
+)
 from kvactors.actors.frontends.server.dialect.marks import (
     Channels,
     Divides,
@@ -124,12 +129,16 @@ class Dialect:
         names = {full_name(tool): tool for tool in inquiry.tools}
         if self.chat.header:
             return channel_grammar(inquiry, names)
-        return grammar_of(inquiry, names, call_marks(self._calls, self._special))
+        thinks = map(self._special, self.chat.think_marks)
+        thought = thought_before(*thinks, opened=self.chat.opens_thought)
+        return grammar_of(inquiry, names, call_marks(self._calls, self._special), thought)
 
     def _special(self, mark: str) -> int | None:
-        """The special token that a mark is."""
+        """The token that a mark is, if that is no text: to llguidance no special token is any, and
+        no added one that looks like a tag (Qwen3's, which its file calls none)."""
         ids = self.chat.encode(mark)
-        return ids[0] if len(ids) == 1 and self.chat.special_in(mark) else None
+        tag = mark.startswith("<") and mark.endswith(">")
+        return ids[0] if len(ids) == 1 and (tag or self.chat.special_in(mark)) else None
 
     @cached_property
     def _calls(self) -> tuple[tuple[str, str], ...]:

@@ -10,7 +10,7 @@ from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Tool
 from kvactors.core.errors import InvalidGrammar, InvalidInput
 from kvactors.core.schedule.grammar import Grammar
 
-__all__ = ["call_marks", "channel_grammar", "grammar_of"]
+__all__ = ["call_marks", "channel_grammar", "grammar_of", "thought_before"]
 
 # Messages before the one that counts, with what begins that. Each once: a way out leaves a loop
 # late.
@@ -26,7 +26,7 @@ _FINAL = '<|channel|> "final" <|message|>'
 @dataclass(frozen=True, slots=True)
 class CallMarks:
     """The terms of a grammar around a call, lines of their own; `special`: what it begins with is a
-    special token, which is no text; one that is not `ended` goes to the end of the answer. No words
+    token that is no text; one that is not `ended` goes to the end of the answer. No words
     have any of `marks`, each of which begins a call to who reads them."""
 
     begin: str
@@ -38,8 +38,8 @@ class CallMarks:
 
 def call_marks(pairs: Sequence[tuple[str, str]], special: Callable[[str], int | None]) -> CallMarks:
     """Those of the first of `pairs`, what stands before a call and what behind it, or "" for
-    nothing; by the others calls are read as well. `special` says which token a mark is, if it is a
-    special one."""
+    nothing; by the others calls are read as well. `special` says which token a mark is, if it is
+    one that is no text."""
     begin, end = pairs[0]
     first, last = special(begin), special(end)
     return CallMarks(
@@ -51,10 +51,21 @@ def call_marks(pairs: Sequence[tuple[str, str]], special: Callable[[str], int | 
     )
 
 
-def grammar_of(inquiry: Inquiry, names: Mapping[str, Tool], marks: CallMarks) -> Grammar | None:
+def thought_before(begin: int | None, end: int | None, *, opened: bool) -> str:
+    """The term of a grammar for what is thought before an answer, where its marks are tokens that
+    are no text, `begin` and `end`; `opened` by the template. "" where text may have them."""
+    if begin is None or end is None:
+        return ""
+    return f"THOUGHT <[{end}]>" if opened else f"(<[{begin}]> THOUGHT <[{end}]>)?"
+
+
+def grammar_of(
+    inquiry: Inquiry, names: Mapping[str, Tool], marks: CallMarks, thought: str = ""
+) -> Grammar | None:
     """What the answer to an `inquiry` must look like, if that is said: its tools by the `names`
-    that the model uses, calls between `marks`. Raises InvalidInput for a tool that is not there,
-    InvalidGrammar for a schema that cannot be held to."""
+    that the model uses, calls between `marks`, a `thought` before what has no form. Raises
+    InvalidInput for a tool that is not there, InvalidGrammar for a schema that cannot be held to.
+    """
     choice, form = inquiry.choice, inquiry.form
     wanted = _wanted(inquiry, names)
     if not wanted:
@@ -65,7 +76,7 @@ def grammar_of(inquiry: Inquiry, names: Mapping[str, Tool], marks: CallMarks) ->
         said = _json(form.schema or None).rule
         return _lark(f"{said} | calls", wanted, marks, parallel=inquiry.parallel)
     if any(tool.strict for tool in names.values()):
-        return _lark("", wanted, marks, parallel=inquiry.parallel)
+        return _lark("", wanted, marks, parallel=inquiry.parallel, thought=thought)
     return None
 
 
@@ -105,17 +116,26 @@ def _json(schema: Mapping[str, Any] | None) -> Grammar:
     return Grammar.json_object() if schema is None else Grammar.json_schema(schema)
 
 
-def _lark(start: str, names: Mapping[str, Tool], marks: CallMarks, *, parallel: bool) -> Grammar:
+def _lark(
+    start: str,
+    names: Mapping[str, Tool],
+    marks: CallMarks,
+    *,
+    parallel: bool,
+    thought: str = "",
+) -> Grammar:
     """Calls of these tools, as JSON between the marks, where `start` has them; without one there
-    may be text first, or alone. A schema that cannot be held to is any object, unless its tool is
-    strict."""
+    may be text first, or alone, behind a `thought`. A schema that cannot be held to is any object,
+    unless its tool is strict."""
     kinds = [_call(name, _held(tool)) for name, tool in names.items()]
     # What has no end goes to that of the answer.
     more = '("\\n" call)*' if parallel and marks.ended else ""
     if not start:
         known = "|".join(re.escape(mark).replace("/", r"\/") for mark in marks.marks)
         opens = "" if marks.special else f"opens[lazy]: TEXT {marks.begin}\n"
-        start = f"TEXT | {f'TEXT {marks.begin}' if marks.special else 'opens'} rest {more}\n"
+        begun = f"TEXT {marks.begin}" if marks.special else "opens"
+        start = f"{thought} (TEXT | {begun} rest {more})\n"
+        start += "THOUGHT: /(?s:.*)/\n" if thought else ""
         start += f"{opens}TEXT: /(?s:.*)/ & ~/(?s:.*)({known})(?s:.*)/"
     return Grammar.lark(
         f"start: {start}\ncalls: call {more}\ncall: {marks.begin} rest\nrest: body {marks.end}\n"

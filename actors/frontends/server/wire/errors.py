@@ -59,27 +59,40 @@ CANCELLED = "the turn was cancelled"
 @dataclass(eq=False)
 class Failure(Exception):
     """A request that fails with a `status`: `param` is the field that is wrong, `code` what
-    programs look at, `gap` how much of a full context clients have to drop."""
+    programs look at, `full` the tokens of a prompt that a context has no room for, and of those it
+    has room for, `reason` why Anthropic's threads are not gone on with."""
 
     status: int
     message: str
     param: str | None = None
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    gap: str = ""
+    full: tuple[int, int] | None = None
+    reason: str = ""
 
     def body(self, shape: Shape) -> dict[str, Any]:
         """What is answered, in the `shape` of the interface."""
         ours = self.status >= 500
         if shape == "anthropic":
             kind = _ANTHROPIC.get(self.status, "api_error" if ours else "invalid_request_error")
-            # There are no codes there: by these words clients know that they must compact.
-            full = self.code == "context_length_exceeded"
-            words = f"prompt is too long: {self.gap}{self.message}" if full else self.message
-            return {"type": "error", "error": {"type": kind, "message": words}}
+            more = {"details": {"error_code": self.reason}} if self.reason else {}
+            error = {"type": kind, "message": self._words(shape), **more}
+            return {"type": "error", "error": error}
         kind = _OPENAI.get(self.status, "server_error" if ours else "invalid_request_error")
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return {"error": error}
+        told = {"message": self._words(shape), "type": kind, "param": self.param}
+        return {"error": told | {"code": self.code}}
+
+    def _words(self, shape: Shape) -> str:
+        """The message. By how it begins, and by no code, clients know that they must compact."""
+        if self.code != "context_length_exceeded" or shape == "plain":
+            return self.message
+        if shape == "anthropic":
+            full = "{} tokens > {} maximum: ".format(*self.full) if self.full else ""
+            return f"prompt is too long: {full}{self.message}"
+        most = (
+            f"This model's maximum context length is {self.full[1]} tokens. " if self.full else ""
+        )
+        return most + self.message
 
     def json(self, shape: Shape) -> str:
         """The same as text, for an event."""
@@ -147,15 +160,15 @@ def failure_of(error: BaseException) -> Failure:
     for kind, status, code in _STATUS:
         if isinstance(error, kind):
             later = {"Retry-After": str(RETRY_SECONDS)} if status in (429, 503) else {}
-            return Failure(status, str(error), None, code, later, _gap(error))
+            return Failure(status, str(error), None, code, later, _full(error))
     return Failure(500, "the server failed; its log says how")
 
 
-def _gap(error: BaseException) -> str:
-    """How much does not fit into a context, in the words that Anthropic's clients look for."""
-    if not isinstance(error, ContextExceeded) or error.prompt is None:
-        return ""
-    return f"{error.prompt} tokens > {error.most} maximum: "
+def _full(error: BaseException) -> tuple[int, int] | None:
+    """How much does not fit into a context, and how much does, if somebody counted."""
+    if not isinstance(error, ContextExceeded) or error.prompt is None or error.most is None:
+        return None
+    return error.prompt, error.most
 
 
 def failed_late(error: BaseException) -> Failure:

@@ -17,7 +17,7 @@ from kvactors.actors.frontends.server.exchange.inquiry import (
     ToolChoice,
 )
 from kvactors.actors.frontends.server.wire.asking import client_of
-from kvactors.actors.frontends.server.wire.errors import refused
+from kvactors.actors.frontends.server.wire.errors import Failure, refused
 from kvactors.actors.frontends.server.wire.reading import (
     Body,
     Drawn,
@@ -61,6 +61,7 @@ class CountBody(Body):
     tools: Listed[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -75,11 +76,16 @@ class MessagesBody(CountBody, Drawn):
 
     max_tokens: int = Field(ge=1)
     stream: bool | None = None
+    thread: dict[str, Any] | None = None
     stop_sequences: Stops | None = None
 
 
 def inquiry_of(request: Request, body: CountBody) -> Inquiry:
     """What a `body` asks. Raises Failure."""
+    if isinstance(body, MessagesBody) and (body.thread or {}).get("type") == "continue":
+        # What came before is not here: the client sends all of it, and its agent knows it.
+        words = "thread: no conversation is held here; send all of its messages"
+        raise Failure(404, words, "thread", reason="thread_not_found")
     system = _text(body.system, "system")
     messages = [Message("system", system)] if system else []
     for index, message in enumerate(body.messages):
@@ -102,7 +108,7 @@ def inquiry_of(request: Request, body: CountBody) -> Inquiry:
         chosen,
         parallel=not choice.get("disable_parallel_tool_use"),
         sampling=sampling,
-        form=_form(body.output_config),
+        form=_form(body),
         manner=_manner(body),
     )
 
@@ -115,7 +121,8 @@ def skipped(body: CountBody) -> list[str]:
     blocks = (block for content in lists if isinstance(content, list) for block in content)
     kinds = (block.get("type") for block in blocks if isinstance(block, dict))
     said = [f"messages: {kind}" for kind in kinds if kind in _OTHERS]
-    return list(dict.fromkeys([*tools, *said]))
+    held = ["thread"] if isinstance(body, MessagesBody) and body.thread else []
+    return list(dict.fromkeys([*held, *tools, *said]))
 
 
 def _sampling(body: MessagesBody) -> Sampling:
@@ -132,14 +139,17 @@ def _manner(body: CountBody) -> Manner:
     return manner_of(body.chat_template_kwargs, "output_config.effort", effort, thinks=thinks)
 
 
-def _form(config: Mapping[str, Any] | None) -> Form | None:
-    asked = (config or {}).get("format")
+def _form(body: CountBody) -> Form | None:
+    where, asked = "output_config.format", (body.output_config or {}).get("format")
+    if asked is None:
+        # As it was called first.
+        where, asked = "output_format", body.output_format
     if asked is None:
         return None
     if not isinstance(asked, dict) or asked.get("type") != "json_schema":
-        raise refused("output_config.format.type", "json_schema is expected")
+        raise refused(f"{where}.type", "json_schema is expected")
     if not isinstance(asked.get("schema"), dict):
-        raise refused("output_config.format.schema", "a JSON schema is needed")
+        raise refused(f"{where}.schema", "a JSON schema is needed")
     return Form(asked["schema"])
 
 

@@ -1,5 +1,6 @@
 """`/v1/responses`: what is asked, and what comes of it, now and later."""
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -77,10 +78,29 @@ def responses_routes(
         response = await while_there(request, telling.whole(keep))
         return JSONResponse(response, headers=headers)
 
+    @router.post("/v1/responses/input_tokens")
+    async def input_tokens(request: Request) -> dict[str, Any]:
+        body = await read_body(request, ResponseBody)
+        named.check(body.model)
+        past = await _past(request, body, store)
+        if past.goes_on:
+            raise refused("previous_response_id", "give the whole conversation to be counted")
+        body = await followed(body, client_of(request).tenant, store)
+        inquiry = await beside(request, lambda: inquiry_of(request, body, past))
+        counted = await asyncio.to_thread(answers.count, inquiry)
+        return {"object": "response.input_tokens", "input_tokens": counted}
+
     @router.get("/v1/responses/{response_id}")
     async def retrieve(request: Request, response_id: str, stream: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002
         if stream:
             raise refused("stream", "a response that was given is not streamed again")
+        record = await found(request, response_id, "response", store)
+        response: dict[str, Any] = record["response"]
+        return response
+
+    @router.post("/v1/responses/{response_id}/cancel")
+    async def cancel(request: Request, response_id: str) -> dict[str, Any]:
+        # None is given in the background: what is kept has ended.
         record = await found(request, response_id, "response", store)
         response: dict[str, Any] = record["response"]
         return response
