@@ -25,9 +25,7 @@ CALL = call("weather", city="Rome")
 
 def qwens() -> TokenizerWrapper:
     """Marks of thoughts and calls are added tokens, which its file calls no special ones."""
-    made = with_tools()
-    made._tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
-    return made
+    return with_tools(added=("<tool_call>", "</tool_call>"))
 
 
 @pytest.mark.parametrize("thought", ["", "<think>Is it far?</think>"])

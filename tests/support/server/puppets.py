@@ -33,10 +33,12 @@ WITH_TOOLS = (
 )
 
 
-def thinking(template: str = CHATML, **options: Any) -> TokenizerWrapper:
+def thinking(
+    template: str = CHATML, added: tuple[str, ...] = (), **options: Any
+) -> TokenizerWrapper:
     """A tokenizer that has each text, and marks around thoughts, with a chat `template`."""
     tokenizer = Tokenizer.from_str(build("bytes").to_str())
-    tokenizer.add_tokens(["<think>", "</think>"])
+    tokenizer.add_tokens(["<think>", "</think>", *added])
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|end|>", clean_up_tokenization_spaces=False
     )
@@ -44,10 +46,11 @@ def thinking(template: str = CHATML, **options: Any) -> TokenizerWrapper:
     return TokenizerWrapper(wrapped, **options)
 
 
-def with_tools() -> TokenizerWrapper:
+def with_tools(added: tuple[str, ...] = ()) -> TokenizerWrapper:
     """The same, with a template that writes tools, calls and results itself."""
     return thinking(
         WITH_TOOLS,
+        added,
         tool_parser=json_tools.parse_tool_call,
         tool_call_start=json_tools.tool_call_start,
         tool_call_end=json_tools.tool_call_end,
