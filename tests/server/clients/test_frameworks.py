@@ -7,7 +7,8 @@ import anthropic
 import httpx
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from puppets import call, puppet_server, with_tools
+from puppets import call, puppet_server, thinking, with_tools
+from small_tokenizers import CHATML
 
 from kvactors.actors.frontends.server.identity.rules import shipped_rules, strip
 from kvactors.actors.frontends.server.web.serve import Server
@@ -26,6 +27,13 @@ CALL = call("weather", city="Rome")
 def qwens() -> TokenizerWrapper:
     """Marks of thoughts and calls are added tokens, which its file calls no special ones."""
     return with_tools(added=("<tool_call>", "</tool_call>"))
+
+
+def opening() -> TokenizerWrapper:
+    """The template begins to think where an answer begins."""
+    end = "<|start|>assistant\n{% endif %}"
+    assert end in CHATML
+    return thinking(CHATML.replace(end, end.replace("{% endif", "<think>\n{% endif")))
 
 
 @pytest.mark.parametrize("thought", ["", "<think>Is it far?</think>"])
@@ -54,6 +62,21 @@ def test_a_call_of_a_strict_tool_holds_its_schema_behind_a_thought(tmp_path: Pat
 
     # Of a puppet, which cannot say anything else.
     assert answer.status_code == 500, answer.text
+
+
+@pytest.mark.parametrize("said", ["It is sunny.", CALL])
+def test_a_thought_that_the_template_begins_ends_beside_a_strict_tool(
+    said: str, tmp_path: Path
+) -> None:
+    tool = {"name": "weather", "parameters": CITY, "strict": True}
+    puppet = PuppetModel([f"Is it far?</think>{said}"], tokenizer=opening)
+    with puppet_server(puppet, tmp_path) as server:
+        body = {"model": "x", "messages": ASKED, "tools": [{"type": "function", "function": tool}]}
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+
+    message = answer.json()["choices"][0]["message"]
+    assert message["reasoning_content"] == "Is it far?"
+    assert bool(message.get("tool_calls")) == (said == CALL)
 
 
 def test_a_tool_runner_that_wants_its_conversation_held_is_sent_back_for_all_of_it(
