@@ -89,10 +89,7 @@ class Failure(Exception):
         if shape == "anthropic":
             full = "{} tokens > {} maximum: ".format(*self.full) if self.full else ""
             return f"prompt is too long: {full}{self.message}"
-        most = (
-            f"This model's maximum context length is {self.full[1]} tokens. " if self.full else ""
-        )
-        return most + self.message
+        return f"This model's maximum context length is exceeded: {self.message}"
 
     def json(self, shape: Shape) -> str:
         """The same as text, for an event."""
