@@ -8,8 +8,7 @@ import httpx
 import jsonschema
 import openai
 import pytest
-from puppets import call, puppet_server, thinking
-from small_tokenizers import CHATML
+from puppets import call, opening, puppet_server
 
 from kvactors.actors.frontends.server.web.serve import Server
 from kvactors.actors.testing import PuppetModel
@@ -101,13 +100,11 @@ def test_a_call_of_none_is_refused(server: Server, path: str, choice: Any) -> No
 @pytest.fixture(scope="module")
 def thinker() -> Iterator[openai.OpenAI]:
     """Its template begins each answer with a thought."""
-    end = "<|start|>assistant\n{% endif %}"
-    template = CHATML.replace(end, end.replace("{% endif", "<think>\n{% endif"))
     puppet = PuppetModel(
         lambda said: (
             call("weather", city="Rome", unit="celsius") if "tools" in said else '{"a": 1}'
         ),
-        tokenizer=lambda: thinking(template),
+        tokenizer=opening,
     )
     with (
         puppet_server(puppet) as server,

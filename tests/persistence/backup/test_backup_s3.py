@@ -11,12 +11,11 @@ import obstore
 import pytest
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from obstore.store import from_url
-from store_saves import F1, RECORD, put
+from store_saves import F1, RECORD, backed_up, put
 from werkzeug.serving import make_server
 
-from kvactors.actors.system.backups import back_up
 from kvactors.persistence import Save, Store
-from kvactors.persistence.backup.backup import Backup, BackupReport, snapshots
+from kvactors.persistence.backup.backup import Backup, snapshots
 from kvactors.persistence.backup.objects import Objects, open_objects
 from kvactors.persistence.backup.restore import restore
 from kvactors.persistence.errors import BackupFailed
@@ -56,11 +55,6 @@ def objects(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Objects:
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("SSL_CERT_DIR", raising=False)
     return open_objects(URL)
-
-
-def backed_up(store: Store, objects: Objects) -> BackupReport:
-    names = store.agent_folders()
-    return back_up(Backup(objects), store.root, names, store.files.of, lambda *_: None)
 
 
 def test_a_store_goes_to_s3_and_back_and_the_second_time_only_what_is_new(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from store_saves import F1, kv_save, put
+from store_saves import F1, backed_up, kv_save, put
 
 from kvactors.actors import AgentSystem, InvalidConfig
 from kvactors.actors.system.backups import LOOKS, back_up
@@ -46,9 +46,7 @@ def test_an_agent_that_cannot_be_read_is_named_and_kept_as_it_was_and_the_rest_g
     store, objects = Store(tmp_path / "store"), open_objects((tmp_path / "objects").as_uri())
     for name in ("alice", "bob", "carol"):
         assert not put(store, kv_save(name, example_segment(0, 40))).failed
-    first = back_up(
-        Backup(objects), store.root, store.agent_folders(), store.files.of, lambda *_: None
-    )
+    first = backed_up(store, objects)
     ledger = store.root / "agents" / encode_agent_id("bob") / "ledger.log"
     if damage is None:
         # What a disk does that cannot read it.
@@ -60,9 +58,7 @@ def test_an_agent_that_cannot_be_read_is_named_and_kept_as_it_was_and_the_rest_g
     store = Store(tmp_path / "store")
     assert not put(store, kv_save("carol", example_segment(0, 50))).failed
 
-    report = back_up(
-        Backup(objects), store.root, store.agent_folders(), store.files.of, lambda *_: None
-    )
+    report = backed_up(store, objects)
 
     assert (first.agents, first.skipped) == (3, ())
     assert report.agents == 3

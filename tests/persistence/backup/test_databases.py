@@ -9,11 +9,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from store_saves import kv_save, put
+from store_saves import backed_up, kv_save, put
 
-from kvactors.actors.system.backups import back_up
 from kvactors.persistence import Store
-from kvactors.persistence.backup.backup import PIECE, Backup, BackupReport
+from kvactors.persistence.backup.backup import PIECE
 from kvactors.persistence.backup.objects import Objects, open_objects
 from kvactors.persistence.backup.restore import restore
 from kvactors.persistence.backup.snapshot import Snapshot, blob_name
@@ -36,11 +35,6 @@ def database(store: Store) -> Iterator[sqlite3.Connection]:
             database.execute("insert into said values (?, ?)", (number, f"{number:04}" * 1000))
         database.commit()
         yield database
-
-
-def backed_up(store: Store, objects: Objects) -> BackupReport:
-    names = store.agent_folders()
-    return back_up(Backup(objects), store.root, names, store.files.of, lambda *_: None)
 
 
 def said(root: Path) -> list[int]:

@@ -8,8 +8,7 @@ import anthropic
 import httpx
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from puppets import call, puppet_server, thinking, with_tools
-from small_tokenizers import CHATML
+from puppets import call, opening, puppet_server, with_tools
 
 from kvactors.actors.frontends.server.identity.rules import shipped_rules, strip
 from kvactors.actors.frontends.server.web.serve import Server
@@ -30,11 +29,12 @@ def qwens() -> TokenizerWrapper:
     return with_tools(added=("<tool_call>", "</tool_call>"))
 
 
-def opening() -> TokenizerWrapper:
-    """The template begins to think where an answer begins."""
-    end = "<|start|>assistant\n{% endif %}"
-    assert end in CHATML
-    return thinking(CHATML.replace(end, end.replace("{% endif", "<think>\n{% endif")))
+def beside_a_strict_tool(puppet: PuppetModel, store: Path) -> httpx.Response:
+    """What is answered where the weather may be asked for."""
+    tool = {"name": "weather", "parameters": CITY, "strict": True}
+    body = {"model": "x", "messages": ASKED, "tools": [{"type": "function", "function": tool}]}
+    with puppet_server(puppet, store) as server:
+        return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
 
 
 @pytest.mark.parametrize("thought", ["", "<think>Is it far?</think>"])
@@ -42,11 +42,7 @@ def opening() -> TokenizerWrapper:
 def test_beside_a_strict_tool_a_model_thinks_and_calls_by_its_own_tokens(
     thought: str, said: str, tmp_path: Path
 ) -> None:
-    puppet = PuppetModel([thought + said], tokenizer=qwens)
-    tool = {"name": "weather", "parameters": CITY, "strict": True}
-    with puppet_server(puppet, tmp_path) as server:
-        body = {"model": "x", "messages": ASKED, "tools": [{"type": "function", "function": tool}]}
-        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    answer = beside_a_strict_tool(PuppetModel([thought + said], tokenizer=qwens), tmp_path)
 
     message = answer.json()["choices"][0]["message"]
     assert (message.get("reasoning_content") or "") == ("Is it far?" if thought else "")
@@ -56,10 +52,8 @@ def test_beside_a_strict_tool_a_model_thinks_and_calls_by_its_own_tokens(
 
 def test_a_call_of_a_strict_tool_holds_its_schema_behind_a_thought(tmp_path: Path) -> None:
     wrong = "<think>Is it far?</think>" + call("weather", city=1)
-    tool = {"name": "weather", "parameters": CITY, "strict": True}
-    with puppet_server(PuppetModel([wrong], tokenizer=qwens), tmp_path) as server:
-        body = {"model": "x", "messages": ASKED, "tools": [{"type": "function", "function": tool}]}
-        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+
+    answer = beside_a_strict_tool(PuppetModel([wrong], tokenizer=qwens), tmp_path)
 
     # Of a puppet, which cannot say anything else.
     assert answer.status_code == 500, answer.text
@@ -69,11 +63,9 @@ def test_a_call_of_a_strict_tool_holds_its_schema_behind_a_thought(tmp_path: Pat
 def test_a_thought_that_the_template_begins_ends_beside_a_strict_tool(
     said: str, tmp_path: Path
 ) -> None:
-    tool = {"name": "weather", "parameters": CITY, "strict": True}
     puppet = PuppetModel([f"Is it far?</think>{said}"], tokenizer=opening)
-    with puppet_server(puppet, tmp_path) as server:
-        body = {"model": "x", "messages": ASKED, "tools": [{"type": "function", "function": tool}]}
-        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+
+    answer = beside_a_strict_tool(puppet, tmp_path)
 
     message = answer.json()["choices"][0]["message"]
     assert message["reasoning_content"] == "Is it far?"

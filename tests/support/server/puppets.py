@@ -19,7 +19,17 @@ from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.web.serve import Server, serve
 from kvactors.actors.testing import PuppetModel, use_puppet
 
-__all__ = ["Asks", "Chat", "Messages", "Said", "call", "puppet_server", "thinking", "with_tools"]
+__all__ = [
+    "Asks",
+    "Chat",
+    "Messages",
+    "Said",
+    "call",
+    "opening",
+    "puppet_server",
+    "thinking",
+    "with_tools",
+]
 
 # As many models have it: tools in the system prompt, calls as JSON, results as a role.
 WITH_TOOLS = (
@@ -46,8 +56,15 @@ def thinking(
     return TokenizerWrapper(wrapped, **options)
 
 
+def opening() -> TokenizerWrapper:
+    """The same, with a template that begins each answer with a thought."""
+    end = "<|start|>assistant\n{% endif %}"
+    assert end in CHATML
+    return thinking(CHATML.replace(end, end.replace("{% endif", "<think>\n{% endif")))
+
+
 def with_tools(added: tuple[str, ...] = ()) -> TokenizerWrapper:
-    """The same, with a template that writes tools, calls and results itself."""
+    """With a template that writes tools, calls and results itself."""
     return thinking(
         WITH_TOOLS,
         added,

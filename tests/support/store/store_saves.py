@@ -3,13 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+from kvactors.actors.system.backups import back_up
 from kvactors.core.cache.segment import Segment
+from kvactors.persistence.backup.backup import Backup, BackupReport
+from kvactors.persistence.backup.objects import Objects
 from kvactors.persistence.commit.save import Save
 from kvactors.persistence.files.atomic import Files
 from kvactors.persistence.store.store import Store
 from kvactors.persistence.testing.doubles import Outcomes
 
-__all__ = ["F1", "RECORD", "Unsynced", "inodes", "kv_save", "put"]
+__all__ = ["F1", "RECORD", "Unsynced", "backed_up", "inodes", "kv_save", "put"]
 
 F1 = "0" * 16
 RECORD: dict[Any, Any] = {
@@ -35,6 +38,12 @@ def put(store: Store, *saves: Save) -> Outcomes:
     outcomes = Outcomes()
     outcomes.commit(store, *saves)
     return outcomes
+
+
+def backed_up(store: Store, objects: Objects) -> BackupReport:
+    """Back up all of a store, as the command does."""
+    names = store.agent_folders()
+    return back_up(Backup(objects), store.root, names, store.files.of, lambda *_: None)
 
 
 def kv_save(agent: str, *segments: Segment, fingerprint: str = F1) -> Save:

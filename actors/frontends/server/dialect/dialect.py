@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from kvactors.actors.frontends.server.dialect.forms import (
+    CallMarks,
     call_marks,
     channel_grammar,
     grammar_of,
@@ -129,9 +130,14 @@ class Dialect:
         names = {full_name(tool): tool for tool in inquiry.tools}
         if self.chat.header:
             return channel_grammar(inquiry, names)
+        return grammar_of(inquiry, names, *self._terms)
+
+    @cached_property
+    def _terms(self) -> tuple[CallMarks, str]:
+        """Those of a grammar around calls, and for a thought before an answer."""
         thinks = map(self._special, self.chat.think_marks)
         thought = thought_before(*thinks, opened=self.chat.opens_thought)
-        return grammar_of(inquiry, names, call_marks(self._calls, self._special), thought)
+        return call_marks(self._calls, self._special), thought
 
     def _special(self, mark: str) -> int | None:
         """The token that a mark is, if that is no text: to llguidance no special token is any, and

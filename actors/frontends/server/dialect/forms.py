@@ -10,7 +10,7 @@ from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Tool
 from kvactors.core.errors import InvalidGrammar, InvalidInput
 from kvactors.core.schedule.grammar import Grammar
 
-__all__ = ["call_marks", "channel_grammar", "grammar_of", "thought_before"]
+__all__ = ["CallMarks", "call_marks", "channel_grammar", "grammar_of", "thought_before"]
 
 # Messages before the one that counts, with what begins that. Each once: a way out leaves a loop
 # late.

@@ -94,16 +94,12 @@ def responses_routes(
     async def retrieve(request: Request, response_id: str, stream: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002
         if stream:
             raise refused("stream", "a response that was given is not streamed again")
-        record = await found(request, response_id, "response", store)
-        response: dict[str, Any] = record["response"]
-        return response
+        return await _kept(request, response_id, store)
 
     @router.post("/v1/responses/{response_id}/cancel")
     async def cancel(request: Request, response_id: str) -> dict[str, Any]:
         # None is given in the background: what is kept has ended.
-        record = await found(request, response_id, "response", store)
-        response: dict[str, Any] = record["response"]
-        return response
+        return await _kept(request, response_id, store)
 
     @router.delete("/v1/responses/{response_id}")
     async def delete(request: Request, response_id: str) -> dict[str, Any]:
@@ -119,6 +115,13 @@ def responses_routes(
         return page(await store.items(response_id), after=after, limit=limit, order=order)
 
     return router
+
+
+async def _kept(request: Request, response_id: str, store: ResponseStore) -> dict[str, Any]:
+    """A response as it was given. Raises Failure."""
+    record = await found(request, response_id, "response", store)
+    response: dict[str, Any] = record["response"]
+    return response
 
 
 async def _past(request: Request, body: ResponseBody, store: ResponseStore) -> Past:
