@@ -1,8 +1,8 @@
 """Inquiry: what a client asks, whichever of the interfaces it speaks.
 
 A module of `wire` makes one of a request's body; `answering` takes it as a turn of an agent. System
-prompts are the messages with the role "system" at the beginning; later ones stand where they were
-said. Pure: any thread.
+prompts are the messages with the role "system" at the beginning, or the first of them alone; later
+ones stand where they were said. Pure: any thread.
 """
 
 from collections.abc import Mapping
@@ -111,7 +111,8 @@ class Inquiry:
     tokens as the context leaves, up to those of `sampling`. `goes_on` names an answer given before,
     by the id that `Opened.answer_id` had: `messages` are then only what follows it. `remembered`
     False leaves no agent behind. `head`: what of its `manner` changes what the chat template writes
-    before a first question, or "".
+    before a first question, or "". `one_prompt`: its client moves all but the first of the system
+    messages that it begins with.
     """
 
     messages: tuple[Message, ...]
@@ -127,6 +128,7 @@ class Inquiry:
     remembered: bool = True
     manner: Manner = Manner()
     head: str = ""
+    one_prompt: bool = False
 
     @property
     def formed(self) -> bool:

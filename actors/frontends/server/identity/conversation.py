@@ -44,6 +44,7 @@ def read(inquiry: Inquiry, rules: Sequence[Rule], goes_on: bytes | None) -> Conv
     first = next((i for i, m in enumerate(messages) if m.role != "system"), len(messages))
     # Behind what is known already none of them comes first; one that says nothing else is answered.
     first = 0 if goes_on or first == len(messages) else first
+    first = min(first, 1) if inquiry.one_prompt else first
     system = "\n\n".join(message.text for message in messages[:first])
     stripped = strip(system, rules)
     # What stands before a first question may not stand before anything else.

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -61,6 +62,7 @@ class Server:
         self._ready = threading.Event()
         self._failed: BaseException | None = None
         self._alive_began = False
+        self._until: float | None = None
         self._thread = threading.Thread(target=self._run, name="kvactors-server")
 
     @property
@@ -98,6 +100,8 @@ class Server:
         """Take no more turns, let the running ones finish, and end; twice is as good as once."""
         # At once: streams that have no end of their own would hold it up.
         self.service.claims.closing = True
+        if self._until is None:
+            self._until = time.monotonic() + self.settings.grace
         self._server.should_exit = True
         if self._thread.ident is not None:
             self._thread.join()
@@ -149,7 +153,9 @@ class Server:
             yield
         finally:
             expiring.cancel()
-            await self.service.close(settings.grace)
+            # Connections were waited for, and have had their part of it.
+            left = settings.grace if self._until is None else self._until - time.monotonic()
+            await self.service.close(max(0.0, left))
 
 
 def serve(system: Home, *, index: Path | None = None, **settings: Any) -> Server:

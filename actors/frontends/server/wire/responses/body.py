@@ -1,6 +1,7 @@
 """What a response is asked with: its body as an Inquiry.
 
-`instructions` are the system prompt. Behind a previous response they replace those that stood
+`instructions` are the system prompt, or else what a first developer message says: Codex has more of
+them, and moves those behind the first when it compacts. Behind a previous response they replace those that stood
 there: where they differ they are told at the end of what is known, which moves nothing; where there
 are none, those stand.
 """
@@ -102,6 +103,7 @@ def inquiry_of(request: Request, body: ResponseBody, past: Past) -> Inquiry:
         open_end=body.max_output_tokens is None,
         goes_on=past.goes_on,
         manner=manner_of(body.chat_template_kwargs, "reasoning.effort", effort),
+        one_prompt=True,
     )
 
 
