@@ -92,3 +92,58 @@ def test_a_bad_request_names_the_field(claude: Any, wrong: dict[str, Any], field
     assert body["type"] == "error"
     assert body["error"]["type"] == "invalid_request_error"
     assert field in body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("block", "says"),
+    [
+        (
+            {
+                "type": "document",
+                "source": {"type": "text", "media_type": "text/plain", "data": "Tom is a cat."},
+                "title": "Cats",
+                "context": "Of pets.",
+            },
+            "Cats\n\nOf pets.\n\nTom is a cat.",
+        ),
+        (
+            {
+                "type": "document",
+                "source": {"type": "content", "content": [{"type": "text", "text": "Tom"}]},
+            },
+            "Tom",
+        ),
+        (
+            {
+                "type": "search_result",
+                "source": "https://cats.example",
+                "title": "Cats",
+                "content": [{"type": "text", "text": "Tom is a cat."}],
+            },
+            "Cats\n\nhttps://cats.example\n\nTom is a cat.",
+        ),
+    ],
+)
+@pytest.mark.parametrize("in_a_result", [False, True])
+def test_a_document_is_read_as_its_text(
+    claude: Any, block: dict[str, Any], says: str, *, in_a_result: bool
+) -> None:
+    def counted(*blocks: dict[str, Any]) -> int:
+        result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": blocks}
+        content = [result] if in_a_result else blocks
+        messages = [{"role": "user", "content": content}]
+        return claude.messages.count_tokens(model="default", messages=messages).input_tokens
+
+    text, behind = {"type": "text", "text": says}, {"type": "text", "text": "Who is Tom?"}
+    plain = f"{says}\n\nWho is Tom?"
+
+    assert counted(block) == counted(text)
+    assert counted(block, behind) == counted({"type": "text", "text": plain})
+
+
+def test_a_document_that_is_no_text_is_refused_by_its_kind(claude: Any) -> None:
+    source = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
+    asked = [{"role": "user", "content": [{"type": "document", "source": source}]}]
+
+    with pytest.raises(anthropic.BadRequestError, match=r"content\.0\.source\.type.*base64"):
+        ask(claude, asked)

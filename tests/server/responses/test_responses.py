@@ -172,3 +172,20 @@ def test_tools_that_come_later_are_told_where_they_come(client: Any, server: Ser
     assert agent.transcript().text.count('"name": "feed"') == 1
     assert cached(later) > 0
     assert again.usage.input_tokens - cached(again) < 30
+
+
+def test_what_a_client_moves_when_it_sums_up_is_not_its_system_prompt(client: Any) -> None:
+    def developer(text: str) -> dict[str, str]:
+        return {"role": "developer", "content": text}
+
+    def asked(*items: dict[str, str]) -> Any:
+        return ask(client, items, tools=[tool], extra_headers={"thread-id": "codex"})
+
+    tool = {"type": "function", "name": "read", "description": "Reads a file by its name. " * 20}
+    prompt, moved = developer("Answer in one sentence."), developer("You may read files.")
+    told, again = ({"role": "user", "content": text} for text in (TOLD, ASKED))
+    asked(prompt, moved, told)
+
+    summed_up = asked(prompt, told, moved, again)
+
+    assert cached(summed_up) > 0.5 * summed_up.usage.input_tokens

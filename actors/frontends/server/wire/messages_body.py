@@ -51,6 +51,9 @@ _OTHERS = (
     "container_upload",
 )
 
+# What is to be read, with its name.
+_SOURCES = ("document", "search_result")
+
 
 class CountBody(Body):
     """What tokens are counted of."""
@@ -118,9 +121,10 @@ def skipped(body: CountBody) -> list[str]:
     servers of Anthropic run."""
     tools = [f"tools: {tool.get('type')}" for tool in body.tools or () if not _is_custom(tool)]
     lists = (message.get("content") for message in body.messages)
-    blocks = (block for content in lists if isinstance(content, list) for block in content)
-    kinds = (block.get("type") for block in blocks if isinstance(block, dict))
-    said = [f"messages: {kind}" for kind in kinds if kind in _OTHERS]
+    contents = (block for content in lists if isinstance(content, list) for block in content)
+    blocks = [block for block in contents if isinstance(block, dict)]
+    said = [f"messages: {block.get('type')}" for block in blocks if _other(block)]
+    said += ["messages: citations" for block in blocks if _is_cited(block)]
     held = ["thread"] if isinstance(body, MessagesBody) and body.thread else []
     return list(dict.fromkeys([*held, *tools, *said]))
 
@@ -163,13 +167,15 @@ def _messages(where: str, message: Mapping[str, Any]) -> Iterator[Message]:
         return
     if not isinstance(content, list):
         raise refused(f"{where}.content", "text or a list of blocks")
-    text, thinking = "", ""
+    text, gap, thinking = "", "", ""
     calls = list[Call]()
     for index, block in enumerate(content):
         place = f"{where}.content.{index}"
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "text" and isinstance(block.get("text"), str):
-            text += block["text"]
+            text, gap = f"{text}{gap}{block['text']}", ""
+        elif kind in _SOURCES:
+            text, gap = "\n\n".join(filter(None, (text, _source(block, place)))), "\n\n"
         elif kind == "compaction":
             text += _text(block.get("content"), f"{place}.content")
         elif kind == "thinking":
@@ -195,12 +201,37 @@ def _text(content: Any, where: str) -> str:
         return content or ""
     if not isinstance(content, list):
         raise refused(where, "text or a list of text blocks")
-    said = [block for block in content if not (isinstance(block, dict) and _other(block))]
-    for index, block in enumerate(said):
-        if not isinstance(block, dict) or not isinstance(block.get("text"), str):
-            kind = block.get("type") if isinstance(block, dict) else type(block).__name__
-            raise refused(f"{where}.{index}", f"only text is understood here, not {kind}")
-    return "\n\n".join(block["text"] for block in said)
+    said = list[str]()
+    for index, block in enumerate(content):
+        place = f"{where}.{index}"
+        kind = block.get("type") if isinstance(block, dict) else type(block).__name__
+        if kind in _SOURCES:
+            said.append(_source(block, place))
+        elif isinstance(block, dict) and isinstance(block.get("text"), str):
+            said.append(block["text"])
+        elif kind not in _OTHERS:
+            raise refused(place, f"only text is understood here, not {kind}")
+    return "\n\n".join(said)
+
+
+def _source(block: Mapping[str, Any], where: str) -> str:
+    """What a document or a result of a search says, below what it is called."""
+    source = block.get("source")
+    if block.get("type") == "search_result":
+        head, said = [block.get("title"), source], _text(block.get("content"), f"{where}.content")
+    else:
+        head, source = [block.get("title"), block.get("context")], source or {}
+        kind = source.get("type") if isinstance(source, dict) else None
+        if kind not in ("text", "content"):
+            raise refused(f"{where}.source.type", f"only text is understood here, not {kind}")
+        name = "data" if kind == "text" else "content"
+        said = _text(source.get(name), f"{where}.source.{name}")
+    return "\n\n".join(text for text in (*head, said) if isinstance(text, str) and text)
+
+
+def _is_cited(block: Mapping[str, Any]) -> bool:
+    wanted = block.get("citations")
+    return isinstance(wanted, dict) and bool(wanted.get("enabled"))
 
 
 def _other(block: Mapping[str, Any]) -> bool:

@@ -1,9 +1,9 @@
 """What a response is asked with: its body as an Inquiry.
 
 `instructions` are the system prompt, or else what a first developer message says: Codex has more of
-them, and moves those behind the first when it compacts. Behind a previous response they replace those that stood
-there: where they differ they are told at the end of what is known, which moves nothing; where there
-are none, those stand.
+them, and moves those behind the first when it compacts. Behind a previous response instructions
+replace those that stood there: where they differ they are told at the end of what is known, which
+moves nothing; where there are none, those stand.
 """
 
 from collections.abc import Iterator
