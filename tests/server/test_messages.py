@@ -132,7 +132,7 @@ def test_a_document_is_read_as_its_text(
         result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": blocks}
         content = [result] if in_a_result else blocks
         messages = [{"role": "user", "content": content}]
-        return claude.messages.count_tokens(model="default", messages=messages).input_tokens
+        return int(claude.messages.count_tokens(model="default", messages=messages).input_tokens)
 
     text, behind = {"type": "text", "text": says}, {"type": "text", "text": "Who is Tom?"}
     plain = f"{says}\n\nWho is Tom?"

@@ -235,5 +235,6 @@ def test_what_is_printed_for_clients_works_as_it_stands(
                 timeout=WAIT,
             )
             assert answer.status_code == 200
+    assert f"CLAUDE_CODE_MAX_CONTEXT_TOKENS={system.spec.context} " in said
     assert "KVACTORS_API_KEY=$KEY codex" in said
     assert 'env_key="KVACTORS_API_KEY"' in said

@@ -149,11 +149,15 @@ def test_a_response_that_is_cancelled_had_ended(client: Any) -> None:
         ("# Git\n```text\ngit: Current branch: main\ngit: Status:\n", "\n```\nBe brief."),
         ('<context name="gitStatus">On branch main\n', "</context>\nBe brief."),
         ("## Git Status\n\n```\nM one.py\n", "\n```\n\n<budget>100</budget>"),
+        ("Remember.\n<working_memory_data>\n", "</working_memory_data>\nBe brief."),
     ],
-    ids=["qwen", "continue", "gptme"],
+    ids=["qwen", "continue", "gptme", "mastra"],
 )
-def test_the_state_of_git_is_no_difference_between_two_beginnings(before: str, behind: str) -> None:
-    """As Qwen Code 0.24, Continue 1.5 and gptme write it into their system prompts."""
+def test_what_changes_of_itself_is_no_difference_between_two_beginnings(
+    before: str, behind: str
+) -> None:
+    """As Qwen Code 0.24, Continue 1.5 and gptme write git's state into their system prompts, and
+    Mastra what its model said to remember."""
     clean, edited = (strip(before + said + behind, shipped_rules()) for said in ("clean", "M a.py"))
 
     assert clean.text == edited.text

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import httpx
 import pytest
 from chats import WAIT, asked, post, until
 from inside import system_of
+from seeded import bug, seeded
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.answering.service import Service
@@ -161,6 +162,38 @@ def test_what_was_prefilled_for_a_client_that_went_is_there_when_it_comes_back(
 
     assert usage["prompt_tokens"] > 2000
     assert usage["prompt_tokens_details"]["cached_tokens"] >= 0.95 * usage["prompt_tokens"]
+
+
+def test_who_interrupts_itself_goes_on_with_what_was_prefilled(
+    server: Server, model: FaultyModel
+) -> None:
+    text, left = "again and again " * 150, threading.Event()
+
+    def noted(abandon: Callable[..., None]) -> Callable[..., None]:
+        def abandoned(*args: Any) -> None:
+            abandon(*args)
+            left.set()
+
+        return abandoned
+
+    async def interrupt() -> httpx.Response:
+        gate = model.hold()
+        url = f"{server.url}/v1/chat/completions"
+        async with httpx.AsyncClient(timeout=WAIT) as client:
+            async with client.stream("POST", url, json=asked(text, stream=True)):
+                await asyncio.to_thread(model.reached.wait, WAIT)
+            await asyncio.to_thread(left.wait, WAIT)
+            body = asked(text, max_tokens=1)
+            body["messages"].append({"role": "user", "content": "No, stop."})
+            instead = asyncio.create_task(client.post(url, json=body))
+            await until(server, 1)
+            gate.set()
+            return await instead
+
+    with seeded(bug(Service, "_abandon")(noted)):
+        usage = asyncio.run(interrupt()).json()["usage"]
+
+    assert usage["prompt_tokens_details"]["cached_tokens"] > 0
 
 
 def test_too_many_open_turns_are_told_to_come_later(model: FaultyModel) -> None:

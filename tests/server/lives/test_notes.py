@@ -192,3 +192,33 @@ def test_notes_of_before_they_were_sealed_are_read_and_without_the_key_none(tmp_
     assert noted("emma", Index(path, sealed=sealed)) == {told}
     assert noted("marco", Index(path)) == {told, ""}
     assert standing_rules((), "", told) == (("date",), "")
+
+
+PLAN = "<system-reminder>\n# Plan Mode - System Reminder\n\nYou only read.\n</system-reminder>\n"
+BUILD = "<system-reminder>\nYour operational mode has changed.\n</system-reminder>"
+
+
+def test_what_stands_behind_the_last_question_alone_is_no_difference_in_earlier_ones(
+    server: Server,
+) -> None:
+    planned = say(server, OLD, [user("plan it" + PLAN)])
+    said = [user("plan it"), reply_of(planned)]
+
+    built = say(server, OLD, [*said, user("build it" + BUILD)])
+
+    assert "goes on" in built.headers["x-kvactors-reused"]
+    assert "only read" in heard(server, built)
+    assert "has changed" in heard(server, built)
+
+
+def test_a_question_that_is_asked_again_is_asked_with_what_stands_behind_it_now(
+    server: Server,
+) -> None:
+    begun = [user("hello"), reply_of(say(server, OLD, [user("hello")]))]
+    say(server, OLD, [*begun, user("do it" + PLAN)])
+
+    again = say(server, OLD, [*begun, user("do it" + BUILD)])
+
+    assert "has changed" in heard(server, again)
+    assert "only read" not in heard(server, again)
+    assert "message 2, character" not in again.headers.get("x-kvactors-miss", "")

@@ -149,6 +149,17 @@ def test_what_is_no_pattern_is_refused(tmp_path: Path, pattern: str) -> None:
         read_rules(path)
 
 
+@pytest.mark.parametrize(
+    ("of", "rule"), [("tool", r'of is "system" or "user", not'), ("user", 'action is "ignore" of')]
+)
+def test_a_rule_is_for_what_it_can_be_for(tmp_path: Path, of: str, rule: str) -> None:
+    path = rules(tmp_path / "rules.toml", "x")
+    path.write_text(f"{path.read_text(encoding='utf-8')}of = '{of}'\n", encoding="utf-8")
+
+    with pytest.raises(InvalidConfig, match=rule):
+        read_rules(path)
+
+
 def test_a_value_that_is_not_there_is_none(tmp_path: Path) -> None:
     found = read_rules(rules(tmp_path / "rules.toml", r"^Star:(?: (\S+))?$", "It is {{}} {}."))
 

@@ -34,7 +34,7 @@ from kvactors.actors.frontends.server.answering.telling import told
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
 from kvactors.actors.frontends.server.dialect.manner import Spoken, spoken
 from kvactors.actors.frontends.server.exchange.answers import Answer
-from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Manner
+from kvactors.actors.frontends.server.exchange.inquiry import Client, Inquiry, Manner
 from kvactors.actors.frontends.server.identity.canonical import canonical, new_call_id
 from kvactors.actors.frontends.server.identity.index import Index
 from kvactors.actors.frontends.server.identity.plan import Plan
@@ -49,6 +49,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds that a finished answer is kept whose reader left before its end.
 KEPT = 300.0
+# Seconds that a client waits at most for a turn to end that it left: a step of the engine.
+LEAVING = 5.0
 _T = TypeVar("_T")
 
 
@@ -68,7 +70,7 @@ class Service:
         self.claims = Claims(system, index, rules, most)
         self._open: dict[str, Broadcast] = {}
         self._tasks: dict[Broadcast, asyncio.Task[None]] = {}
-        self._ending: dict[str, asyncio.Task[None]] = {}
+        self._ending: dict[str, tuple[Client, asyncio.Task[None]]] = {}
 
     async def open(self, inquiry: Inquiry, *, key: str = "") -> Answer:
         """As `kvactors.actors.frontends.server.exchange.answers.Answers.open`."""
@@ -77,12 +79,16 @@ class Service:
                 self.counts.attached.inc()
                 return await Reading(same).wait()
             # Its client is back: what was prefilled is known then. Others may be back before it.
-            await asyncio.wait({self._ending[key]})
+            await asyncio.wait({self._ending[key][1]})
+        # Who interrupted itself goes on with what was prefilled until then, once that is known.
+        if left := [task for client, task in self._ending.values() if client == inquiry.client]:
+            await asyncio.wait(left, timeout=LEAVING)
         if self.claims.closing:
             raise SystemStopped("the server is stopping and takes no more turns")
         if len(self._tasks) >= self.most:
             raise AdmissionFull(f"{len(self._tasks)} turns are open, and {self.most} may be")
-        broadcast = Broadcast(key or secrets.token_hex(8), self._abandon, self._drop)
+        abandon = partial(self._abandon, inquiry.client)
+        broadcast = Broadcast(key or secrets.token_hex(8), abandon, self._drop)
         self._open[broadcast.key] = broadcast
         reading = Reading(broadcast)
         task = asyncio.create_task(self._take(inquiry, broadcast))
@@ -111,8 +117,7 @@ class Service:
         taken: Taken | None = None
         try:
             taken = await self._begin(inquiry)
-            await admission(taken.ticket)
-            opened = opened_of(taken)
+            opened = opened_of(taken, await admission(taken.ticket))
             self.counts.taken(opened)
             log_opened(opened)
             broadcast.taken.set_result(opened)
@@ -198,7 +203,7 @@ class Service:
     ) -> None:
         """Note where each message of the conversation stands in the agent's ledger."""
         plan, conversation = taken.plan, taken.plan.conversation
-        texts = [canonical(message) for message in plan.new]
+        texts = [canonical(message) for message in conversation.compared[plan.matched :]]
         all_hashes = [conversation.before, *conversation.hashes]
 
         known = replace(plan.known, notes=plan.notes)
@@ -221,11 +226,11 @@ class Service:
         else:
             self._drop(broadcast)
 
-    def _abandon(self, broadcast: Broadcast) -> None:
+    def _abandon(self, client: Client, broadcast: Broadcast) -> None:
         """Nobody reads any more: who asks now gets a turn of its own."""
         self._drop(broadcast)
         if broadcast.taken.done() and (task := self._tasks.get(broadcast)):
-            self._ending[broadcast.key] = task
+            self._ending[broadcast.key] = client, task
             task.add_done_callback(lambda _: self._ending.pop(broadcast.key, None))
             task.cancel()
 

@@ -22,6 +22,7 @@ from kvactors.actors.turns.reply import Reply
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import KvactorsError
+from kvactors.core.schedule.events import Begun
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = [
@@ -55,14 +56,16 @@ class Taken:
     unread: tuple[str, ...] = ()
 
 
-async def admission(ticket: Ticket) -> None:
-    """Wait a moment for a turn to begin, so that what fails at once is a status. Raises what it
-    failed with."""
+async def admission(ticket: Ticket) -> Begun | None:
+    """Wait a moment for a turn to begin, so that what fails at once is a status: how much of its
+    prompt has KV, if it did. Raises what it failed with."""
     assert ticket.admitted is not None
     with suppress(TimeoutError):
         async with asyncio.timeout(OPENING):
-            if await ticket.admitted is None:
-                await ticket.reply
+            if begun := await ticket.admitted:
+                return begun
+            await ticket.reply
+    return None
 
 
 def marks_of(turns: Sequence[Turn], keep: int) -> list[str]:
@@ -106,10 +109,13 @@ def log_opened(opened: Opened) -> None:
     )  # fmt: skip
 
 
-def opened_of(taken: Taken) -> Opened:
-    """Who takes it, as its client calls it, and what is known."""
+def opened_of(taken: Taken, begun: Begun | None) -> Opened:
+    """Who takes it, as its client calls it, and what is known: of a turn that has `begun` with the
+    beginning that it shares with others."""
     turns = taken.agent.transcript().turns[: taken.plan.keep]
     known = sum(len(turn.token_ids) for turn in turns)
+    if begun is not None:
+        known = max(known, begun.kept)
     mine = taken.plan.known
     shown = mine.agent_id.removeprefix(f"{mine.tenant}/") if mine.tenant else mine.agent_id
     return Opened(shown, secrets.token_hex(12), known, taken.plan.reuse, taken.unread)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
 from kvactors.actors.frontends.server.identity.canonical import (
@@ -11,18 +11,20 @@ from kvactors.actors.frontends.server.identity.canonical import (
     in_order,
     tool_marks,
 )
-from kvactors.actors.frontends.server.identity.rules import Rule, strip
+from kvactors.actors.frontends.server.identity.rules import Rule, shorn, strip
 
 __all__ = ["Conversation", "read"]
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What an inquiry says, as it is compared: `said`, without the `system` prompt in front.
-    `before` is the hash of all that comes before it, `hashes` has one for each message of it."""
+    """What an inquiry says: `said`, without the `system` prompt in front, and that as it is
+    `compared`. `before` is the hash of all that comes before it, `hashes` has one for each message
+    of it."""
 
     system: str
     said: tuple[Message, ...]
+    compared: tuple[Message, ...]
     before: bytes
     hashes: tuple[bytes, ...]
     values: dict[str, str]
@@ -32,6 +34,13 @@ class Conversation:
     def told(self) -> str:
         """What its system prompt and tools tell, as JSON."""
         return json.dumps({"values": self.values, "tools": list(self.tools)})
+
+    @property
+    def known(self) -> tuple[bytes, ...]:
+        """The hashes of what may be known already: not with what was said last, where rules take
+        out of it what may be another thing now."""
+        hashes = (self.before, *self.hashes)
+        return hashes if self.said[-1:] == self.compared[-1:] else hashes[:-1]
 
     def depth(self, chain: bytes) -> int:
         """Of how many messages `chain` is the hash."""
@@ -54,6 +63,11 @@ def read(inquiry: Inquiry, rules: Sequence[Rule], goes_on: bytes | None) -> Conv
     if goes_on is None:
         (before,) = chains(before, [Message("system", stripped.text)])
     said = in_order(messages[first:])
-    hashes = tuple(chains(before, said))
+    compared = tuple(_compared(message, rules) for message in said)
+    hashes = tuple(chains(before, compared))
     marks = tool_marks(inquiry.tools)
-    return Conversation(system, said, before, hashes, dict(stripped.values), marks)
+    return Conversation(system, said, compared, before, hashes, dict(stripped.values), marks)
+
+
+def _compared(message: Message, rules: Sequence[Rule]) -> Message:
+    return replace(message, text=shorn(message.text, rules)) if message.role == "user" else message

@@ -59,7 +59,7 @@ class Resolver:
         conversation = read(inquiry, self._rules, goes_on)
         if not conversation.said and goes_on is None:
             raise InvalidInput("there is nothing to answer: no messages")
-        known = (conversation.before, *conversation.hashes)
+        known = conversation.known
         found = self._nearest(inquiry, conversation, known, busy)
         if goes_on is not None and found is None:
             raise AgentNotStored(f"who gave the answer {asked!r} no longer knows it")
@@ -276,7 +276,7 @@ class Resolver:
             matched, last = conversation.depth(place.chain), place.chain
         if matched == len(conversation.said):
             return ""
-        ours = canonical(conversation.said[matched])
+        ours = canonical(conversation.compared[matched])
         others = [theirs for theirs in self._index.said_behind(last) if theirs != ours]
         at, shown = max((difference(ours, theirs) for theirs in others), default=(0, ""))
         if not shown or (place is None and at == 0):

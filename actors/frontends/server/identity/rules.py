@@ -1,8 +1,9 @@
-"""Parts of a system prompt that change though nothing changed: nonces, dates. Pure: any thread.
+"""Parts of what a client says that change though nothing changed: nonces, dates. Pure: any thread.
 
 A rule "ignore" takes the part out of comparisons. A rule "note" does too, if there is one such
 part, and its new value is told with what the user says next, where it moves nothing: of several
-nobody could tell which is meant. What no rule names is never ignored.
+nobody could tell which is meant. Rules are for system prompts, or for what the user says: there
+they "ignore", as there is nothing that says it again. What no rule names is never ignored.
 """
 
 import json
@@ -16,18 +17,19 @@ from typing import Any, Literal
 
 from kvactors.core.errors import InvalidConfig
 
-__all__ = ["Rule", "Stripped", "read_rules", "shipped_rules", "standing_rules", "strip"]
+__all__ = ["Rule", "Stripped", "read_rules", "shipped_rules", "shorn", "standing_rules", "strip"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """Text that `pattern` matches is no difference. Its first group, or all of it, is the value
-    that a "note" tells, as `tell` says with `{}` in the value's place."""
+    that a "note" tells, as `tell` says with `{}` in the value's place. It is for `of`."""
 
     name: str
     pattern: re.Pattern[str]
     action: Literal["ignore", "note"]
     tell: str = "{}"
+    of: Literal["system", "user"] = "system"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +41,11 @@ class Stripped:
 
 
 def strip(text: str, rules: Iterable[Rule]) -> Stripped:
-    """`text` as the `rules` compare it."""
+    """A system prompt's `text` as the `rules` compare it."""
     values: dict[str, list[str]] = {}
     for rule in rules:
+        if rule.of != "system":
+            continue
         if rule.action == "note" and sum(1 for _ in rule.pattern.finditer(text)) > 1:
             continue
 
@@ -52,6 +56,14 @@ def strip(text: str, rules: Iterable[Rule]) -> Stripped:
 
         text = rule.pattern.sub(taken, text)
     return Stripped(text, {name: "\n".join(found) for name, found in values.items()})
+
+
+def shorn(text: str, rules: Iterable[Rule]) -> str:
+    """A user's `text` as the `rules` compare it: what they name may be gone the next time."""
+    for rule in rules:
+        if rule.of == "user":
+            text = rule.pattern.sub("", text)
+    return text
 
 
 def shipped_rules() -> tuple[Rule, ...]:
@@ -76,11 +88,16 @@ def _rules(content: Mapping[str, Any], where: str) -> tuple[Rule, ...]:
 
 
 def _rule(entry: Any, where: str) -> Rule:
-    known = {"name", "pattern", "action", "tell"}
+    known = {"name", "pattern", "action", "tell", "of"}
     if not isinstance(entry, Mapping) or not {"name", "pattern", "action"} <= set(entry) <= known:
-        raise InvalidConfig(f"{where}: a rule has name, pattern, action and maybe tell")
-    if entry["action"] not in ("ignore", "note"):
-        raise InvalidConfig(f'{where}: action is "ignore" or "note", not {entry["action"]!r}')
+        raise InvalidConfig(f"{where}: a rule has name, pattern, action and maybe tell and of")
+    of, action = entry.get("of", "system"), entry["action"]
+    if action not in ("ignore", "note"):
+        raise InvalidConfig(f'{where}: action is "ignore" or "note", not {action!r}')
+    if of not in ("system", "user"):
+        raise InvalidConfig(f'{where}: of is "system" or "user", not {of!r}')
+    if of == "user" and action != "ignore":
+        raise InvalidConfig(f'{where}: action is "ignore" of what the user says, not {action!r}')
     try:
         pattern = re.compile(entry["pattern"], re.MULTILINE)
     except (re.error, TypeError, OverflowError) as error:
@@ -92,7 +109,7 @@ def _rule(entry: Any, where: str) -> Rule:
         raise InvalidConfig(
             f"{where}: tell has {{}} once where the value goes, other braces twice: {tell!r}"
         ) from error
-    return Rule(str(entry["name"]), pattern, entry["action"], tell)
+    return Rule(str(entry["name"]), pattern, action, tell, of)
 
 
 def standing_rules(rules: Sequence[Rule], told: str, says: str) -> tuple[tuple[str, ...], str]:

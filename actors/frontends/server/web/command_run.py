@@ -33,6 +33,9 @@ CLAUDE_CODE = (
     "ANTHROPIC_DEFAULT_HAIKU_MODEL",
     "CLAUDE_CODE_SUBAGENT_MODEL",
 )
+# It sums up when so many tokens are left as its longest answer has, 20,000 at most, and some more:
+# below this context that would be most of it.
+ROOM, ANSWER = 100_000, 8_000
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -115,6 +118,10 @@ def greet(server: Server) -> None:
     """Say where a `server` is, and what each client needs, ready to paste."""
     url, key, model = server.url, "$KEY" if server.settings.keys() else "none", server.model
     variable = "KVACTORS_API_KEY=$KEY " if server.settings.keys() else ""
+    context = server.service.system.info.spec.context
+    room = f"CLAUDE_CODE_MAX_CONTEXT_TOKENS={context}"
+    if context < ROOM:
+        room += f" CLAUDE_CODE_MAX_OUTPUT_TOKENS={ANSWER}"
     named = ', env_key="KVACTORS_API_KEY"' if variable else ""
     seen = f"{url}/ shows the agents" if server.has_page else "kvactors cluster status shows nodes"
     out.print(f"kvactors serves {printable(model)} at {url}", soft_wrap=True, markup=False)
@@ -123,7 +130,8 @@ def greet(server: Server) -> None:
 openai       OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={key}
 anthropic    ANTHROPIC_BASE_URL={url} ANTHROPIC_API_KEY={key}
 Claude Code  ANTHROPIC_BASE_URL={url} ANTHROPIC_AUTH_TOKEN={key} \\
-               {" ".join(f"{name}={OURS}" for name in CLAUDE_CODE)} claude
+               {" ".join(f"{name}={OURS}" for name in CLAUDE_CODE)} \\
+               {room} claude
 Codex        {variable}codex -c model={model} -c model_provider=kvactors \\
                -c 'model_providers.kvactors={{name="kvactors", base_url="{url}/v1", \
 wire_api="responses"{named}}}'
