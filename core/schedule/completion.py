@@ -3,10 +3,12 @@
 Asked of the matcher alone, so that it holds for every kind of grammar, by a few tokens that stand
 for all, what closes first, then what separates. A walk that comes to where the same is allowed as
 before takes another one, so that it leaves every loop. One walk does not, since a list of so many
-items is a loop that ends by itself. Where these walks were too long, a search, breadth first, looks
-for a way of few tokens.
+items is a loop that ends by itself. Where both were too long a walk looks one token ahead, for what
+was allowed least often, since what leads on may be one sign of many, as in an address. Where all
+walks were too long, a search, breadth first, looks for a way of few tokens.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -22,6 +24,8 @@ LONGEST = 4096
 WALKS = 8
 STEADY = 1
 ENOUGH = 2048
+# How many tokens are looked at by the walk that looks ahead.
+LOOKS = 8192
 # How far a search goes, and how many ways of a length it follows.
 FAR = 32
 FEW = 2
@@ -58,6 +62,8 @@ def short_way(tokens: Tokens, matcher: "LLMatcher", most: int) -> tuple[int, ...
         if number > STEADY and sum(tried.values()) > ENOUGH:
             break
         way = _walk(tokens, matcher.deep_copy(), most, None if number == STEADY else tried)
+        if way is None and number == STEADY:
+            way = _steered_walk(tokens, matcher.deep_copy(), most)
         if way is not None:
             return way
     return _search(tokens, matcher.deep_copy(), most)
@@ -135,6 +141,35 @@ def _walk(
             return None
         way.append(token)
     return tuple(way) if len(way) <= most else None
+
+
+def _steered_walk(tokens: Tokens, matcher: "LLMatcher", most: int) -> tuple[int, ...] | None:
+    """A way of `most` tokens, each of them towards what was allowed least often before."""
+    way: list[int] = []
+    met = Counter[bytes]()
+    looks = 0
+    while looks < LOOKS and len(way) < most:
+        if forced := _force(tokens, matcher):
+            # Of one part that is behind it the next one says nothing.
+            met.clear()
+            way += forced
+        if matcher.is_accepting():
+            return tuple(way) if len(way) <= most else None
+        found: list[tuple[int, int, LLMatcher]] = []
+        for token in dict.fromkeys(_allowed(tokens, matcher.compute_logit_bias())):
+            onward = matcher.deep_copy()
+            if not onward.consume_token(token):
+                continue
+            looks += 1
+            found.append((met[onward.compute_logit_bias()], token, onward))
+            if not found[-1][0]:
+                break
+        if not found:
+            return None
+        _, token, matcher = min(found, key=lambda step: step[0])
+        met[matcher.compute_logit_bias()] += 1
+        way.append(token)
+    return tuple(way) if matcher.is_accepting() and len(way) <= most else None
 
 
 def _candidate(tokens: Tokens, allowed: bytes, visit: int) -> int | None:

@@ -21,6 +21,13 @@ JSON_STYLE: Any = {
 # Keywords whose values are no schemas, and those that have one by each name.
 _VALUES = ("const", "default", "enum", "examples", "required")
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+# Formats that JSON Schema defines, by whether they can be held to. Others restrict nothing.
+_FORMATS = {
+    **dict.fromkeys(("date-time", "time", "date", "duration", "email", "hostname"), True),
+    **dict.fromkeys(("ipv4", "ipv6", "uri", "uuid"), True),
+    **dict.fromkeys(("idn-email", "idn-hostname", "iri", "iri-reference", "uri-reference"), False),
+    **dict.fromkeys(("uri-template", "json-pointer", "relative-json-pointer", "regex"), False),
+}
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29"
 _DAY = (
@@ -53,7 +60,8 @@ class Grammar:
     @staticmethod
     def json_schema(schema: Mapping[str, Any] | str) -> "Grammar":
         """A JSON value that this `schema` allows, its properties in the schema's order. A keyword
-        that cannot be held to is refused, not ignored."""
+        that cannot be held to is refused, not ignored: but for formats that JSON Schema does not
+        define, and patterns that look around beside one that it does, which say the same."""
         if isinstance(schema, Mapping):
             try:
                 schema = json.dumps(dict(schema))
@@ -99,31 +107,46 @@ def _source(kind: Kind, text: str) -> str:
         return LLMatcher.grammar_from_regex(text)
     if kind == "lark":
         return LLMatcher.grammar_from_lark(text)
-    schema = json.dumps(_with_true_dates(json.loads(text)))
+    schema = json.dumps(_holdable(json.loads(text)))
     return LLMatcher.grammar_from_json_schema(schema, defaults=JSON_STYLE)
 
 
-def _with_true_dates(schema: Any) -> Any:
-    """A JSON `schema` whose dates are days that there are: llguidance has a 29th of February in
-    each year, and a year 0."""
+def _holdable(schema: Any) -> Any:
+    """A JSON `schema` as llguidance holds to it: without what restricts nothing, and with dates
+    that are days which there are, as it has a 29th of February in each year, and a year 0."""
     if isinstance(schema, list):
-        return [_with_true_dates(part) for part in schema]
+        return [_holdable(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: _true_part(key, value) for key, value in schema.items()}
-    pattern = _DATES.get(str(found.get("format")))
-    if pattern is not None and "pattern" not in found:
+    found = {key: _holdable_part(key, value) for key, value in schema.items()}
+    if found.get("propertyNames") in ({}, {"type": "string"}):
+        # Names are nothing else. Zod writes it for each record.
+        del found["propertyNames"]
+    form, pattern = str(found.get("format")), found.get("pattern")
+    if form not in _FORMATS:
+        found.pop("format", None)
+    elif _FORMATS[form] and isinstance(pattern, str) and _looks_around(pattern):
+        del found["pattern"]
+    elif form in _DATES and pattern is None:
         del found["format"]
-        found["pattern"] = f"^{pattern}$"
+        found["pattern"] = f"^{_DATES[form]}$"
     return found
 
 
-def _true_part(key: str, value: Any) -> Any:
+def _looks_around(pattern: str) -> bool:
+    """Whether a `pattern` is one that no regular grammar has."""
+    from llguidance import LLMatcher
+
+    wrong = LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern))
+    return "look-around" in wrong
+
+
+def _holdable_part(key: str, value: Any) -> Any:
     if key in _VALUES:
         return value
     if key in _BY_NAME and isinstance(value, dict):
-        return {name: _with_true_dates(part) for name, part in value.items()}
-    return _with_true_dates(value)
+        return {name: _holdable(part) for name, part in value.items()}
+    return _holdable(value)
 
 
 @lru_cache(maxsize=256)
