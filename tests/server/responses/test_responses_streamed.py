@@ -146,6 +146,17 @@ def test_a_call_is_returned_with_its_namespace(server: Server) -> None:
     assert (done.arguments, done.name, done.output_index) == (call.arguments, "read", 1)
 
 
+def test_thoughts_are_their_own_summary_to_who_asks_for_one(server: Server) -> None:
+    events = Puppet(server, Thought("Hm."), "So.").streamed(reasoning={"summary": "auto"})
+
+    thought, _ = events[-1].response.output
+    assert (thought.summary[0].text, thought.content) == ("Hm.", None)
+    told = [event for event in events if "_summary_" in event.type]
+    steps = ("part.added", "text.delta", "text.done", "part.done")
+    assert kinds(told) == [f"response.reasoning_summary_{step}" for step in steps]
+    assert {(event.item_id, event.summary_index) for event in told} == {(thought.id, 0)}
+
+
 def test_what_comes_back_of_a_turn_is_one_message(server: Server) -> None:
     puppet = Puppet(server, Thought("Hm."), "I look.", CALLED, CALLED)
     asked = {"role": "user", "content": "What is in a.txt?"}

@@ -61,6 +61,11 @@ class ResponseBody(Drawn):
     prompt_cache_key: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
+    @property
+    def sums_up(self) -> bool:
+        """Whether its client reads summaries of what is thought."""
+        return (self.reasoning or {}).get("summary") not in (None, "none")
+
 
 @dataclass(frozen=True, slots=True)
 class Past:
@@ -119,7 +124,8 @@ def skipped(body: ResponseBody) -> list[str]:
             found.append(f"tools: {tool.get('type')}")
     found += [f"input: {kind}" for kind in unsaid(body.input)]
     reasoning = (body.reasoning or {}).items()
-    found += [f"reasoning.{wish}" for wish, value in reasoning if value and wish != "effort"]
+    wishes = [wish for wish, value in reasoning if value and wish not in ("effort", "summary")]
+    found += [f"reasoning.{wish}" for wish in wishes]
     found += ["text.verbosity"] if (body.text or {}).get("verbosity") else []
     found += [f"include: {wish}" for wish in body.include or () if wish != _LOGPROBS]
     choice = body.tool_choice

@@ -22,10 +22,12 @@ _Status = Literal["completed", "incomplete"]
 
 
 class Output:
-    """What a response consists of so far; `new_id` gives ids of items by a prefix."""
+    """What a response consists of so far; `new_id` gives ids of items by a prefix. What is thought
+    is told as its own `summary`, to who reads no other thoughts."""
 
-    def __init__(self, new_id: Callable[[str], str]) -> None:
+    def __init__(self, new_id: Callable[[str], str], *, summary: bool) -> None:
         self._new_id = new_id
+        self._thinking = _Summary if summary else _Thinking
         self._open: _Item | None = None
         self._begun = list[_Item]()
 
@@ -42,7 +44,7 @@ class Output:
             if not isinstance(self._open, _Words):
                 yield from self._begin(_Words(self._new_id("msg"), len(self._begun)))
         elif isinstance(event, Thought) and not isinstance(self._open, _Thinking):
-            yield from self._begin(_Thinking(self._new_id("rs"), len(self._begun)))
+            yield from self._begin(self._thinking(self._new_id("rs"), len(self._begun)))
         if self._open is not None:
             yield from self._open.take(event)
 
@@ -54,7 +56,7 @@ class Output:
 
     def close_all(self, status: _Status) -> Iterator[Told]:
         """Those that end the output: a complete one has words or calls, if only none."""
-        if status == "completed" and all(isinstance(item, _Thinking) for item in self._begun):
+        if status == "completed" and all(isinstance(item, self._thinking) for item in self._begun):
             yield from self._begin(_Words(self._new_id("msg"), len(self._begun)))
         yield from self.close(status)
 
@@ -101,30 +103,35 @@ class _Item(ABC):
 
 
 class _Parted(_Item):
-    """An item with one part of text, of the kind `kind`."""
+    """An item with one part of text, of the kind `kind`, in its field `field`: what is told of the
+    text and of the part is called `text` and `part`."""
 
-    kind = ""
+    kind = text = ""
+    field, part = "content", "content_part"
 
     def __init__(self, whole: dict[str, Any], place: int) -> None:
-        super().__init__({**whole, "content": []}, place)
+        super().__init__({**whole, self.field: []}, place)
         self._part = self._empty()
 
     def begin(self) -> Iterator[Told]:
         yield from super().begin()
-        yield self._event("content_part.added", content_index=0, part=dict(self._part))
+        yield self._of_part(f"{self.part}.added", part=dict(self._part))
 
     def take(self, event: Event) -> Iterator[Told]:
         if isinstance(event, Said | Thought):
             self._part["text"] += event.text
             more = self._more(event)
-            yield self._event(f"{self.kind}.delta", content_index=0, delta=event.text, **more)
+            yield self._of_part(f"{self.text or self.kind}.delta", delta=event.text, **more)
 
     def close(self, status: _Status) -> Iterator[Told]:
         part, beside = dict(self._part), self._beside()
-        yield self._event(f"{self.kind}.done", content_index=0, text=part["text"], **beside)
-        yield self._event("content_part.done", content_index=0, part=part)
-        self.whole["content"] = [part]
+        yield self._of_part(f"{self.text or self.kind}.done", text=part["text"], **beside)
+        yield self._of_part(f"{self.part}.done", part=part)
+        self.whole[self.field] = [part]
         yield from super().close(status)
+
+    def _of_part(self, kind: str, **content: Any) -> Told:
+        return self._event(kind, **{f"{self.field}_index": 0}, **content)
 
     def _empty(self) -> dict[str, Any]:
         return {"type": self.kind, "text": ""}
@@ -167,6 +174,13 @@ class _Thinking(_Parted):
     def __init__(self, item_id: str, place: int) -> None:
         whole = {"id": item_id, "type": "reasoning", "status": "in_progress", "summary": []}
         super().__init__(whole, place)
+
+
+class _Summary(_Thinking):
+    """The same, where a summary of it is asked for."""
+
+    kind, text = "summary_text", "reasoning_summary_text"
+    field, part = "summary", "reasoning_summary_part"
 
 
 class _Call(_Item):

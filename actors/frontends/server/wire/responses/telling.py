@@ -37,7 +37,7 @@ class Telling:
     ) -> None:
         self._answer = answer
         self._response = _response(answer, body, model, conversation)
-        self._output = Output(self._new_id)
+        self._output = Output(self._new_id, summary=body.sums_up)
         self._ids = itertools.count(1)
         self._numbers = itertools.count()
 
