@@ -163,6 +163,7 @@ def test_a_choice_of_tools_holds_beside_one_without_a_name(
         ("chat/completions", CHAT | {"tool_choice": "required"}),
         ("chat/completions", CHAT | {"tools": [{"function": RUN}], "tool_choice": NAMELESS}),
         ("responses", RESPONSE | {"input": items({"type": "mystery"})}),
+        ("responses", RESPONSE | {"prompt": {"id": "pmpt_1"}}),
         ("messages", MESSAGE | {"messages": blocks({"type": "image", "source": {}})}),
         ("messages", MESSAGE | {"messages": blocks({"type": "compaction", "content": [1]})}),
         ("messages", MESSAGE | {"tool_choice": {"type": "any"}}),

@@ -7,6 +7,7 @@ from typing import Any
 import anthropic
 import httpx
 import pytest
+from inside import system_of
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from puppets import call, opening, puppet_server, with_tools
 
@@ -96,6 +97,34 @@ def test_a_tool_runner_that_wants_its_conversation_held_is_sent_back_for_all_of_
     assert caught.value.body["error"]["details"] == {"error_code": "thread_not_found"}  # type: ignore[index]
     assert second.content[0].text == "It is sunny."
     assert second.usage.cache_read_input_tokens > message.usage.input_tokens
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "asked"),
+    [
+        ("memory_20250818", "memory", {"command": "view", "path": "/memories"}),
+        ("bash_20250124", "bash", {"command": "ls"}),
+        ("text_editor_20250728", "edit", {"command": "view", "path": "/a.txt"}),
+    ],
+)
+def test_what_anthropics_models_know_is_told_to_others(
+    kind: str, name: str, asked: dict[str, str], tmp_path: Path
+) -> None:
+    with puppet_server(
+        PuppetModel([call(name, **asked)], tokenizer=with_tools), tmp_path
+    ) as server:
+        claude: Any = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+        tools = [{"type": kind, "name": name}]
+        heard = claude.messages.with_raw_response.create(
+            model="x", messages=ASKED, max_tokens=400, tools=tools, tool_choice={"type": "any"}
+        )
+        agent = heard.headers["x-kvactors-agent"]
+        told = system_of(server).spawn(agent).transcript().text
+
+    assert "x-kvactors-ignored" not in heard.headers
+    assert [(block.name, block.input) for block in heard.parse().content] == [(name, asked)]
+    assert f'"name": "{name}"' in told
+    assert "str_replace" in told or name == "bash"
 
 
 @pytest.mark.parametrize("field", ["output_format", "output_config"])

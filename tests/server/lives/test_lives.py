@@ -186,7 +186,8 @@ def test_who_interrupts_itself_goes_on_with_what_was_prefilled(
             body = asked(text, max_tokens=1)
             body["messages"].append({"role": "user", "content": "No, stop."})
             instead = asyncio.create_task(client.post(url, json=body))
-            await until(server, 1)
+            # Its request is at the server before this one.
+            await client.get(f"{server.url}/metrics")
             gate.set()
             return await instead
 

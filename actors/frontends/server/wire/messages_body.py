@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from fastapi import Request
@@ -18,6 +19,7 @@ from kvactors.actors.frontends.server.exchange.inquiry import (
 )
 from kvactors.actors.frontends.server.wire.asking import client_of
 from kvactors.actors.frontends.server.wire.errors import Failure, refused
+from kvactors.actors.frontends.server.wire.known_tools import known_tool
 from kvactors.actors.frontends.server.wire.reading import (
     Body,
     Drawn,
@@ -94,11 +96,11 @@ def inquiry_of(request: Request, body: CountBody) -> Inquiry:
     for index, message in enumerate(body.messages):
         messages += _messages(f"messages.{index}", message)
     tools = tuple(
-        _tool(f"tools.{i}", tool) for i, tool in enumerate(body.tools or ()) if _is_custom(tool)
+        _tool(f"tools.{i}", tool) for i, tool in enumerate(body.tools or ()) if _is_told(tool)
     )
     sampling = _sampling(body) if isinstance(body, MessagesBody) else Sampling()
     choice = body.tool_choice or {}
-    named, others = choice.get("name"), [t for t in body.tools or () if not _is_custom(t)]
+    named, others = choice.get("name"), [t for t in body.tools or () if not _is_told(t)]
     chosen = _tool_choice(choice)
     skips = named is not None and named in [tool.get("name") for tool in others]
     if others and (skips or len(others) == len(body.tools or ())):
@@ -119,7 +121,7 @@ def inquiry_of(request: Request, body: CountBody) -> Inquiry:
 def skipped(body: CountBody) -> list[str]:
     """What of the fields of a `body` changes nothing: kinds of tools and blocks that only the
     servers of Anthropic run."""
-    tools = [f"tools: {tool.get('type')}" for tool in body.tools or () if not _is_custom(tool)]
+    tools = [f"tools: {tool.get('type')}" for tool in body.tools or () if not _is_told(tool)]
     lists = (message.get("content") for message in body.messages)
     contents = (block for content in lists if isinstance(content, list) for block in content)
     blocks = [block for block in contents if isinstance(block, dict)]
@@ -238,12 +240,14 @@ def _other(block: Mapping[str, Any]) -> bool:
     return block.get("type") in _OTHERS
 
 
-def _is_custom(tool: Mapping[str, Any]) -> bool:
-    return (tool.get("type") or "custom") == "custom"
+def _is_told(tool: Mapping[str, Any]) -> bool:
+    return (tool.get("type") or "custom") == "custom" or known_tool(tool) is not None
 
 
 def _tool(where: str, tool: Mapping[str, Any]) -> Tool:
     name = name_of(where, tool)
+    if known := known_tool(tool):
+        return replace(known, name=name)
     schema = tool.get("input_schema") or {}
     if not isinstance(schema, dict):
         raise refused(f"{where}.input_schema", "a JSON schema is needed")
