@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
-from chats import WAIT, asked, until, url
+from chats import WAIT, asked, post, until, url
 from inside import system_of
 from seeded import bug, seeded
 
@@ -151,3 +151,18 @@ def test_conversations_that_begin_alike_and_at_once_compute_it_once(
     assert system_of(server).stats()["prefilled_tokens"] < len(RULES) + SUBS * BLOCK
     named = ["billing-header" in answer.headers.get("x-kvactors-kept", "") for answer in answers]
     assert sum(named) == (SUBS - 1 if nonce else 0)
+
+
+def test_what_an_answer_says_was_known_has_the_beginning_that_it_shares(server: Server) -> None:
+    system = {"role": "system", "content": RULES}
+
+    def begun(text: str) -> httpx.Response:
+        said = [system, {"role": "user", "content": text}]
+        return post(server, {"messages": said, "max_tokens": 4})
+
+    begun("Begin.")
+    other = begun("Another one.")
+
+    known = other.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert known > len(RULES)
+    assert other.headers["x-kvactors-reused"] == f"{known} tokens, forked"

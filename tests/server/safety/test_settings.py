@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvactors.actors import AgentSystem
-from kvactors.actors.frontends.server.identity.rules import read_rules, strip
+from kvactors.actors.frontends.server.identity.rules import read_rules, shorn, strip
 from kvactors.actors.frontends.server.web.serve import serve
 from kvactors.actors.frontends.server.web.settings import Settings
 from kvactors.core.errors import InvalidConfig
@@ -158,6 +158,18 @@ def test_a_rule_is_for_what_it_can_be_for(tmp_path: Path, of: str, rule: str) ->
 
     with pytest.raises(InvalidConfig, match=rule):
         read_rules(path)
+
+
+def test_a_rule_for_what_the_user_says_takes_nothing_out_of_a_system_prompt(tmp_path: Path) -> None:
+    path = tmp_path / "rules.toml"
+    path.write_text(
+        "[[rule]]\nname = 'star'\npattern = 'star'\naction = 'ignore'\nof = 'user'\n",
+        encoding="utf-8",
+    )
+    found = read_rules(path)
+
+    assert strip("a star", found).text == "a star"
+    assert shorn("a star", found) == "a "
 
 
 def test_a_value_that_is_not_there_is_none(tmp_path: Path) -> None:
