@@ -164,5 +164,5 @@ def test_what_an_answer_says_was_known_has_the_beginning_that_it_shares(server: 
     other = begun("Another one.")
 
     known = other.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert known > len(RULES)
+    assert known >= len(RULES)
     assert other.headers["x-kvactors-reused"] == f"{known} tokens, forked"
