@@ -3,9 +3,9 @@
 Asked of the matcher alone, so that it holds for every kind of grammar, by a few tokens that stand
 for all, what closes first, then what separates. A walk that comes to where the same is allowed as
 before takes another one, so that it leaves every loop. One walk does not, since a list of so many
-items is a loop that ends by itself. Where both were too long a walk looks one token ahead, for what
-was allowed least often, since what leads on may be one sign of many, as in an address. Where all
-walks were too long, a search, breadth first, looks for a way of few tokens.
+items is a loop that ends by itself. Before these long ones a short one is tried, and one that looks
+a token ahead, for what was allowed least often, since what leads on may be one sign of many, as in
+an address. Where all walks were too long, a search, breadth first, looks for a way of few tokens.
 """
 
 from collections import Counter
@@ -24,8 +24,11 @@ LONGEST = 4096
 WALKS = 8
 STEADY = 1
 ENOUGH = 2048
-# How many tokens are looked at by the walk that looks ahead.
-LOOKS = 8192
+# How long a first walk is, and how many tokens the one that looks ahead looks at: in all, and
+# within a part of what is said.
+SHORT = 256
+LOOKS = 4096
+PART = 512
 # How far a search goes, and how many ways of a length it follows.
 FAR = 32
 FEW = 2
@@ -57,13 +60,16 @@ class _Way(NamedTuple):
 def short_way(tokens: Tokens, matcher: "LLMatcher", most: int) -> tuple[int, ...] | None:
     """Ids of `tokens`, `most` at most, after which the answer may end; None if no such way is
     found. The `matcher` stays where it is."""
+    way = _walk(tokens, matcher.deep_copy(), min(most, SHORT), {})
+    if way is None:
+        way = _steered_walk(tokens, matcher.deep_copy(), most)
+    if way is not None:
+        return way
     tried: dict[bytes, int] = {}
     for number in range(WALKS):
         if number > STEADY and sum(tried.values()) > ENOUGH:
             break
         way = _walk(tokens, matcher.deep_copy(), most, None if number == STEADY else tried)
-        if way is None and number == STEADY:
-            way = _steered_walk(tokens, matcher.deep_copy(), most)
         if way is not None:
             return way
     return _search(tokens, matcher.deep_copy(), most)
@@ -147,14 +153,17 @@ def _steered_walk(tokens: Tokens, matcher: "LLMatcher", most: int) -> tuple[int,
     """A way of `most` tokens, each of them towards what was allowed least often before."""
     way: list[int] = []
     met = Counter[bytes]()
-    looks = 0
-    while looks < LOOKS and len(way) < most:
+    looks, part = 0, 0
+    while looks < LOOKS and looks - part < PART:
         if forced := _force(tokens, matcher):
             # Of one part that is behind it the next one says nothing.
             met.clear()
+            part = looks
             way += forced
         if matcher.is_accepting():
             return tuple(way) if len(way) <= most else None
+        if len(way) >= most:
+            return None
         found: list[tuple[int, int, LLMatcher]] = []
         for token in dict.fromkeys(_allowed(tokens, matcher.compute_logit_bias())):
             onward = matcher.deep_copy()
@@ -169,7 +178,7 @@ def _steered_walk(tokens: Tokens, matcher: "LLMatcher", most: int) -> tuple[int,
         _, token, matcher = min(found, key=lambda step: step[0])
         met[matcher.compute_logit_bias()] += 1
         way.append(token)
-    return tuple(way) if matcher.is_accepting() and len(way) <= most else None
+    return None
 
 
 def _candidate(tokens: Tokens, allowed: bytes, visit: int) -> int | None:

@@ -21,13 +21,11 @@ JSON_STYLE: Any = {
 # Keywords whose values are no schemas, and those that have one by each name.
 _VALUES = ("const", "default", "enum", "examples", "required")
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-# Formats that JSON Schema defines, by whether they can be held to. Others restrict nothing.
-_FORMATS = {
-    **dict.fromkeys(("date-time", "time", "date", "duration", "email", "hostname"), True),
-    **dict.fromkeys(("ipv4", "ipv6", "uri", "uuid"), True),
-    **dict.fromkeys(("idn-email", "idn-hostname", "iri", "iri-reference", "uri-reference"), False),
-    **dict.fromkeys(("uri-template", "json-pointer", "relative-json-pointer", "regex"), False),
-}
+# Formats that JSON Schema defines. Others restrict nothing.
+_FORMATS = frozenset(
+    "date-time time date duration email idn-email hostname idn-hostname ipv4 ipv6 uri uri-reference "
+    "iri iri-reference uuid uri-template json-pointer relative-json-pointer regex".split()
+)
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29"
 _DAY = (
@@ -60,8 +58,8 @@ class Grammar:
     @staticmethod
     def json_schema(schema: Mapping[str, Any] | str) -> "Grammar":
         """A JSON value that this `schema` allows, its properties in the schema's order. A keyword
-        that cannot be held to is refused, not ignored: but for formats that JSON Schema does not
-        define, and patterns that look around beside one that it does, which say the same."""
+        that cannot be held to is refused, not ignored; a format that JSON Schema does not define
+        restricts nothing."""
         if isinstance(schema, Mapping):
             try:
                 schema = json.dumps(dict(schema))
@@ -122,23 +120,13 @@ def _holdable(schema: Any) -> Any:
     if found.get("propertyNames") in ({}, {"type": "string"}):
         # Names are nothing else. Zod writes it for each record.
         del found["propertyNames"]
-    form, pattern = str(found.get("format")), found.get("pattern")
-    if form not in _FORMATS:
-        found.pop("format", None)
-    elif _FORMATS[form] and isinstance(pattern, str) and _looks_around(pattern):
-        del found["pattern"]
-    elif form in _DATES and pattern is None:
+    form = found.get("format")
+    if isinstance(form, str) and form not in _FORMATS:
+        del found["format"]
+    elif isinstance(form, str) and form in _DATES and "pattern" not in found:
         del found["format"]
         found["pattern"] = f"^{_DATES[form]}$"
     return found
-
-
-def _looks_around(pattern: str) -> bool:
-    """Whether a `pattern` is one that no regular grammar has."""
-    from llguidance import LLMatcher
-
-    wrong = LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern))
-    return "look-around" in wrong
 
 
 def _holdable_part(key: str, value: Any) -> Any:

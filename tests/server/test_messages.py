@@ -141,6 +141,24 @@ def test_a_document_is_read_as_its_text(
     assert counted(block, behind) == counted({"type": "text", "text": plain})
 
 
+def test_a_document_without_a_text_is_refused(claude: Any) -> None:
+    block = {"type": "document", "source": {"type": "text", "media_type": "text/plain"}}
+
+    with pytest.raises(anthropic.BadRequestError, match=r"source\.data: a text is needed"):
+        ask(claude, [{"role": "user", "content": [block]}])
+
+
+def test_citations_are_named_as_what_is_not_there(claude: Any) -> None:
+    source = {"type": "text", "media_type": "text/plain", "data": "Tom is a cat."}
+    block = {"type": "document", "source": source, "citations": {"enabled": True}}
+
+    heard = claude.messages.with_raw_response.create(
+        model="default", max_tokens=4, messages=[{"role": "user", "content": [block]}]
+    )
+
+    assert heard.headers["x-kvactors-ignored"] == "messages: citations"
+
+
 def test_a_document_that_is_no_text_is_refused_by_its_kind(claude: Any) -> None:
     source = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
     asked = [{"role": "user", "content": [{"type": "document", "source": source}]}]

@@ -197,6 +197,38 @@ def test_who_interrupts_itself_goes_on_with_what_was_prefilled(
     assert usage["prompt_tokens_details"]["cached_tokens"] > 0
 
 
+def test_two_that_wait_for_a_turn_that_was_left_and_ask_the_same_get_one_answer(
+    server: Server, model: FaultyModel
+) -> None:
+    left = threading.Event()
+
+    def noted(abandon: Callable[..., None]) -> Callable[..., None]:
+        def abandoned(*args: Any) -> None:
+            abandon(*args)
+            left.set()
+
+        return abandoned
+
+    async def both() -> list[str]:
+        gate = model.hold()
+        url = f"{server.url}/v1/chat/completions"
+        async with httpx.AsyncClient(timeout=WAIT) as client:
+            begun = asked("hello", stream=True)
+            async with client.stream("POST", url, json=begun):
+                await asyncio.to_thread(model.reached.wait, WAIT)
+            await asyncio.to_thread(left.wait, WAIT)
+            asking = [asyncio.create_task(client.post(url, json=asked("hello"))) for _ in range(2)]
+            # Their requests are at the server before this one.
+            await client.get(f"{server.url}/metrics")
+            gate.set()
+            return [(await one).json()["id"] for one in asking]
+
+    with seeded(bug(Service, "_abandon")(noted)):
+        first, second = asyncio.run(both())
+
+    assert first == second
+
+
 def test_too_many_open_turns_are_told_to_come_later(model: FaultyModel) -> None:
     async def ask(url: str, gate: threading.Event) -> httpx.Response:
         async with httpx.AsyncClient(timeout=WAIT) as client:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from chats import post
 from inside import system_of
 
@@ -211,14 +212,25 @@ def test_what_stands_behind_the_last_question_alone_is_no_difference_in_earlier_
     assert "has changed" in heard(server, built)
 
 
+@pytest.mark.parametrize("now", ["", BUILD])
+@pytest.mark.parametrize("later", [False, True])
 def test_a_question_that_is_asked_again_is_asked_with_what_stands_behind_it_now(
-    server: Server,
+    server: Server, now: str, *, later: bool
 ) -> None:
-    begun = [user("hello"), reply_of(say(server, OLD, [user("hello")]))]
+    begun = [user("hello"), reply_of(say(server, OLD, [user("hello")]))] if later else []
     say(server, OLD, [*begun, user("do it" + PLAN)])
 
-    again = say(server, OLD, [*begun, user("do it" + BUILD)])
+    again = say(server, OLD, [*begun, user("do it" + now)])
 
-    assert "has changed" in heard(server, again)
+    assert ("has changed" in heard(server, again)) is bool(now)
     assert "only read" not in heard(server, again)
-    assert "message 2, character" not in again.headers.get("x-kvactors-miss", "")
+
+
+@pytest.mark.parametrize("quoted", [PLAN[:-24] + "of Ada", PLAN + "What is that? Ada"])
+def test_what_only_quotes_it_is_another_question(server: Server, quoted: str) -> None:
+    answer = reply_of(say(server, OLD, [user(quoted)]))
+
+    other = say(server, OLD, [user(quoted.replace("Ada", "Ben")), answer, user("go on")])
+
+    assert "Ben" in heard(server, other)
+    assert "Ada" not in heard(server, other)

@@ -70,24 +70,24 @@ class Service:
         self.claims = Claims(system, index, rules, most)
         self._open: dict[str, Broadcast] = {}
         self._tasks: dict[Broadcast, asyncio.Task[None]] = {}
-        self._ending: dict[str, tuple[Client, asyncio.Task[None]]] = {}
+        self._ending: dict[str, tuple[Inquiry, asyncio.Task[None]]] = {}
 
     async def open(self, inquiry: Inquiry, *, key: str = "") -> Answer:
         """As `kvactors.actors.frontends.server.exchange.answers.Answers.open`."""
+        if key not in self._open and (left := self._left(inquiry)):
+            # Who interrupted itself goes on with what was prefilled until then, once that is known.
+            await asyncio.wait(left, timeout=LEAVING)
         while key in self._open or key in self._ending:
             if same := self._open.get(key):
                 self.counts.attached.inc()
                 return await Reading(same).wait()
             # Its client is back: what was prefilled is known then. Others may be back before it.
             await asyncio.wait({self._ending[key][1]})
-        # Who interrupted itself goes on with what was prefilled until then, once that is known.
-        if left := [task for client, task in self._ending.values() if client == inquiry.client]:
-            await asyncio.wait(left, timeout=LEAVING)
         if self.claims.closing:
             raise SystemStopped("the server is stopping and takes no more turns")
         if len(self._tasks) >= self.most:
             raise AdmissionFull(f"{len(self._tasks)} turns are open, and {self.most} may be")
-        abandon = partial(self._abandon, inquiry.client)
+        abandon = partial(self._abandon, inquiry)
         broadcast = Broadcast(key or secrets.token_hex(8), abandon, self._drop)
         self._open[broadcast.key] = broadcast
         reading = Reading(broadcast)
@@ -226,11 +226,23 @@ class Service:
         else:
             self._drop(broadcast)
 
-    def _abandon(self, client: Client, broadcast: Broadcast) -> None:
+    def _left(self, inquiry: Inquiry) -> list[asyncio.Task[None]]:
+        """Turns that its client left and that are just ending, of its own conversation: that of
+        who names none begins alike."""
+        client, said = inquiry.client, inquiry.messages
+        named = client != Client(client.tenant)
+
+        def alike(other: Inquiry) -> bool:
+            most = max(1, len(other.messages) - 1)
+            return other.client == client and (named or other.messages[:most] == said[:most])
+
+        return [task for other, task in self._ending.values() if alike(other)]
+
+    def _abandon(self, inquiry: Inquiry, broadcast: Broadcast) -> None:
         """Nobody reads any more: who asks now gets a turn of its own."""
         self._drop(broadcast)
         if broadcast.taken.done() and (task := self._tasks.get(broadcast)):
-            self._ending[broadcast.key] = client, task
+            self._ending[broadcast.key] = inquiry, task
             task.add_done_callback(lambda _: self._ending.pop(broadcast.key, None))
             task.cancel()
 

@@ -167,4 +167,5 @@ def places_of(taken: Taken, reply: Reply) -> list[Place]:
     return first + [
         Place(hash_, agent_id, number, mark, told, more)
         for hash_, number, mark, told, more in known
+        if hash_ not in conversation.shorn
     ]

@@ -40,7 +40,14 @@ class Conversation:
         """The hashes of what may be known already: not with what was said last, where rules take
         out of it what may be another thing now."""
         hashes = (self.before, *self.hashes)
-        return hashes if self.said[-1:] == self.compared[-1:] else hashes[:-1]
+        return hashes[:-1] if self.hashes and self.hashes[-1] in self.shorn else hashes
+
+    @property
+    def shorn(self) -> frozenset[bytes]:
+        """The hashes up to messages that rules take something out of: nobody is answered there,
+        since who says the same without it would be, too."""
+        both = zip(self.hashes, self.said, self.compared, strict=True)
+        return frozenset(hash_ for hash_, said, compared in both if said != compared)
 
     def depth(self, chain: bytes) -> int:
         """Of how many messages `chain` is the hash."""

@@ -169,17 +169,20 @@ def _messages(where: str, message: Mapping[str, Any]) -> Iterator[Message]:
         return
     if not isinstance(content, list):
         raise refused(f"{where}.content", "text or a list of blocks")
-    text, gap, thinking = "", "", ""
+    text, gap, thinking = list[str](), "", ""
     calls = list[Call]()
     for index, block in enumerate(content):
         place = f"{where}.content.{index}"
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "text" and isinstance(block.get("text"), str):
-            text, gap = f"{text}{gap}{block['text']}", ""
+            text += [gap, block["text"]]
+            gap = ""
         elif kind in _SOURCES:
-            text, gap = "\n\n".join(filter(None, (text, _source(block, place)))), "\n\n"
+            text += ["\n\n" if text else "", _source(block, place)]
+            gap = "\n\n"
         elif kind == "compaction":
-            text += _text(block.get("content"), f"{place}.content")
+            text += [gap, _text(block.get("content"), f"{place}.content")]
+            gap = ""
         elif kind == "thinking":
             thinking += str(block.get("thinking") or "")
         elif kind == "redacted_thinking" or kind in _OTHERS:
@@ -195,7 +198,7 @@ def _messages(where: str, message: Mapping[str, Any]) -> Iterator[Message]:
         else:
             raise refused(f"{place}.type", f"only text and tools are understood here, not {kind}")
     if text or calls or role == "assistant":
-        yield Message(role, text, tuple(calls), thinking=thinking)
+        yield Message(role, "".join(text), tuple(calls), thinking=thinking)
 
 
 def _text(content: Any, where: str) -> str:
@@ -227,7 +230,9 @@ def _source(block: Mapping[str, Any], where: str) -> str:
         if kind not in ("text", "content"):
             raise refused(f"{where}.source.type", f"only text is understood here, not {kind}")
         name = "data" if kind == "text" else "content"
-        said = _text(source.get(name), f"{where}.source.{name}")
+        if not source.get(name):
+            raise refused(f"{where}.source.{name}", "a text is needed")
+        said = _text(source[name], f"{where}.source.{name}")
     return "\n\n".join(text for text in (*head, said) if isinstance(text, str) and text)
 
 

@@ -65,7 +65,7 @@ class ResponseBody(Drawn):
     @property
     def sums_up(self) -> bool:
         """Whether its client reads summaries of what is thought."""
-        return (self.reasoning or {}).get("summary") not in (None, "none")
+        return (self.reasoning or {}).get("summary") in ("auto", "concise", "detailed")
 
 
 @dataclass(frozen=True, slots=True)
