@@ -23,8 +23,27 @@ _VALUES = ("const", "default", "enum", "examples", "required")
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 # Formats that JSON Schema defines. Others restrict nothing.
 _FORMATS = frozenset(
-    "date-time time date duration email idn-email hostname idn-hostname ipv4 ipv6 uri uri-reference "
-    "iri iri-reference uuid uri-template json-pointer relative-json-pointer regex".split()
+    [
+        "date-time",
+        "time",
+        "date",
+        "duration",
+        "email",
+        "idn-email",
+        "hostname",
+        "idn-hostname",
+        "ipv4",
+        "ipv6",
+        "uri",
+        "uri-reference",
+        "iri",
+        "iri-reference",
+        "uuid",
+        "uri-template",
+        "json-pointer",
+        "relative-json-pointer",
+        "regex",
+    ]
 )
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29"

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ import httpx
 import pytest
 from chats import WAIT, asked, post, until
 from inside import system_of
-from seeded import bug, seeded
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.answering.service import Service
@@ -162,71 +161,6 @@ def test_what_was_prefilled_for_a_client_that_went_is_there_when_it_comes_back(
 
     assert usage["prompt_tokens"] > 2000
     assert usage["prompt_tokens_details"]["cached_tokens"] >= 0.95 * usage["prompt_tokens"]
-
-
-def test_who_interrupts_itself_goes_on_with_what_was_prefilled(
-    server: Server, model: FaultyModel
-) -> None:
-    text, left = "again and again " * 150, threading.Event()
-
-    def noted(abandon: Callable[..., None]) -> Callable[..., None]:
-        def abandoned(*args: Any) -> None:
-            abandon(*args)
-            left.set()
-
-        return abandoned
-
-    async def interrupt() -> httpx.Response:
-        gate = model.hold()
-        url = f"{server.url}/v1/chat/completions"
-        async with httpx.AsyncClient(timeout=WAIT) as client:
-            async with client.stream("POST", url, json=asked(text, stream=True)):
-                await asyncio.to_thread(model.reached.wait, WAIT)
-            await asyncio.to_thread(left.wait, WAIT)
-            body = asked(text, max_tokens=1)
-            body["messages"].append({"role": "user", "content": "No, stop."})
-            instead = asyncio.create_task(client.post(url, json=body))
-            # Its request is at the server before this one.
-            await client.get(f"{server.url}/metrics")
-            gate.set()
-            return await instead
-
-    with seeded(bug(Service, "_abandon")(noted)):
-        usage = asyncio.run(interrupt()).json()["usage"]
-
-    assert usage["prompt_tokens_details"]["cached_tokens"] > 0
-
-
-def test_two_that_wait_for_a_turn_that_was_left_and_ask_the_same_get_one_answer(
-    server: Server, model: FaultyModel
-) -> None:
-    left = threading.Event()
-
-    def noted(abandon: Callable[..., None]) -> Callable[..., None]:
-        def abandoned(*args: Any) -> None:
-            abandon(*args)
-            left.set()
-
-        return abandoned
-
-    async def both() -> list[str]:
-        gate = model.hold()
-        url = f"{server.url}/v1/chat/completions"
-        async with httpx.AsyncClient(timeout=WAIT) as client:
-            begun = asked("hello", stream=True)
-            async with client.stream("POST", url, json=begun):
-                await asyncio.to_thread(model.reached.wait, WAIT)
-            await asyncio.to_thread(left.wait, WAIT)
-            asking = [asyncio.create_task(client.post(url, json=asked("hello"))) for _ in range(2)]
-            # Their requests are at the server before this one.
-            await client.get(f"{server.url}/metrics")
-            gate.set()
-            return [(await one).json()["id"] for one in asking]
-
-    with seeded(bug(Service, "_abandon")(noted)):
-        first, second = asyncio.run(both())
-
-    assert first == second
 
 
 def test_too_many_open_turns_are_told_to_come_later(model: FaultyModel) -> None:

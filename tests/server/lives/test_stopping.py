@@ -1,4 +1,5 @@
-"""A server that stops takes no more turns, and says when to come back."""
+"""A server that stops takes no more turns, and says when to come back; what a client leaves in the
+middle stops, and is there when it asks again."""
 
 import asyncio
 import threading
@@ -23,6 +24,21 @@ TURNS: dict[str, Any] = {
     "v1/completions": {"prompt": "hello", "max_tokens": 2},
     "agents/ann/turns": {"prompt": "hello", "max_tokens": 2},
 }
+
+
+class Leaving:
+    """Sees, with `noted` seeded, that a client left its turn."""
+
+    def __init__(self) -> None:
+        self.seen = threading.Event()
+        self.noted = bug(Service, "_abandon")(self._note)
+
+    def _note(self, abandon: Callable[..., None]) -> Callable[..., None]:
+        def abandoned(*args: Any) -> None:
+            abandon(*args)
+            self.seen.set()
+
+        return abandoned
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -67,3 +83,54 @@ def test_a_turn_that_connections_were_waited_for_is_not_waited_for_again(
         talking.join(WAIT)
 
     assert waits == [0], "all of its grace went to what was open"
+
+
+def test_who_interrupts_itself_goes_on_with_what_was_prefilled(
+    server: Server, model: FaultyModel
+) -> None:
+    text, left = "again and again " * 150, Leaving()
+
+    async def interrupt() -> httpx.Response:
+        gate = model.hold()
+        url = f"{server.url}/v1/chat/completions"
+        async with httpx.AsyncClient(timeout=WAIT) as client:
+            async with client.stream("POST", url, json=asked(text, stream=True)):
+                await asyncio.to_thread(model.reached.wait, WAIT)
+            await asyncio.to_thread(left.seen.wait, WAIT)
+            body = asked(text, max_tokens=1)
+            body["messages"].append({"role": "user", "content": "No, stop."})
+            instead = asyncio.create_task(client.post(url, json=body))
+            # Its request is at the server before this one.
+            await client.get(f"{server.url}/metrics")
+            gate.set()
+            return await instead
+
+    with seeded(left.noted):
+        usage = asyncio.run(interrupt()).json()["usage"]
+
+    assert usage["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_two_that_wait_for_a_turn_that_was_left_and_ask_the_same_get_one_answer(
+    server: Server, model: FaultyModel
+) -> None:
+    left = Leaving()
+
+    async def both() -> list[str]:
+        gate = model.hold()
+        url = f"{server.url}/v1/chat/completions"
+        async with httpx.AsyncClient(timeout=WAIT) as client:
+            begun = asked("hello", stream=True)
+            async with client.stream("POST", url, json=begun):
+                await asyncio.to_thread(model.reached.wait, WAIT)
+            await asyncio.to_thread(left.seen.wait, WAIT)
+            asking = [asyncio.create_task(client.post(url, json=asked("hello"))) for _ in range(2)]
+            # Their requests are at the server before this one.
+            await client.get(f"{server.url}/metrics")
+            gate.set()
+            return [(await one).json()["id"] for one in asking]
+
+    with seeded(left.noted):
+        first, second = asyncio.run(both())
+
+    assert first == second
