@@ -164,8 +164,9 @@ def places_of(taken: Taken, reply: Reply) -> list[Place]:
     notes = [plan.begins] * plan.telling + [plan.notes] * len(hashes)
     tools = [plan.had] * heard + [plan.tools] * len(hashes)
     known = zip(hashes, numbers, marks, notes, tools, strict=False)
+    shorn = conversation.shorn
     return first + [
         Place(hash_, agent_id, number, mark, told, more)
         for hash_, number, mark, told, more in known
-        if hash_ not in conversation.shorn
+        if hash_ not in shorn
     ]

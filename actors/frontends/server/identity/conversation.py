@@ -47,7 +47,7 @@ class Conversation:
         """The hashes up to messages that rules take something out of: nobody is answered there,
         since who says the same without it would be, too."""
         both = zip(self.hashes, self.said, self.compared, strict=True)
-        return frozenset(hash_ for hash_, said, compared in both if said != compared)
+        return frozenset(hash_ for hash_, said, compared in both if said is not compared)
 
     def depth(self, chain: bytes) -> int:
         """Of how many messages `chain` is the hash."""
@@ -77,4 +77,6 @@ def read(inquiry: Inquiry, rules: Sequence[Rule], goes_on: bytes | None) -> Conv
 
 
 def _compared(message: Message, rules: Sequence[Rule]) -> Message:
-    return replace(message, text=shorn(message.text, rules)) if message.role == "user" else message
+    """The `message` without what rules take out of it: itself, where that is nothing."""
+    text = shorn(message.text, rules) if message.role == "user" else message.text
+    return message if text == message.text else replace(message, text=text)
