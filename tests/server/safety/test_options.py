@@ -26,7 +26,7 @@ class Recorder:
 
     engine: dict[str, Any] = field(default_factory=dict)
     server: tuple[Any, ...] = ()
-    url, model, has_page = "http://here", "tiny", True
+    url, model, has_page, context = "http://here", "tiny", True, 4096
 
     @property
     def settings(self) -> Settings:

@@ -118,9 +118,8 @@ def greet(server: Server) -> None:
     """Say where a `server` is, and what each client needs, ready to paste."""
     url, key, model = server.url, "$KEY" if server.settings.keys() else "none", server.model
     variable = "KVACTORS_API_KEY=$KEY " if server.settings.keys() else ""
-    context = server.service.system.info.spec.context
-    room = f"CLAUDE_CODE_MAX_CONTEXT_TOKENS={context}"
-    if context < ROOM:
+    room = f"CLAUDE_CODE_MAX_CONTEXT_TOKENS={server.context}"
+    if server.context < ROOM:
         room += f" CLAUDE_CODE_MAX_OUTPUT_TOKENS={ANSWER}"
     named = ', env_key="KVACTORS_API_KEY"' if variable else ""
     seen = f"{url}/ shows the agents" if server.has_page else "kvactors cluster status shows nodes"

@@ -71,6 +71,11 @@ class Server:
         return self.service.system.info.name
 
     @property
+    def context(self) -> int:
+        """How many tokens a conversation may have."""
+        return self.service.system.info.spec.context
+
+    @property
     def has_page(self) -> bool:
         """Whether it shows its agents: those of a cluster it does not."""
         return isinstance(self.service.system, AgentSystem)

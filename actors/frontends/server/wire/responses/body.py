@@ -45,7 +45,6 @@ class ResponseBody(Drawn):
     input: str | Listed[Any] | None = None
     model: str = ""
     instructions: str | None = None
-    prompt: dict[str, Any] | None = None
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None
     store: bool | None = None
@@ -80,7 +79,7 @@ class Past:
 
 def inquiry_of(request: Request, body: ResponseBody, past: Past) -> Inquiry:
     """What the `body` of a `request` asks behind its `past`. Raises Failure."""
-    if body.prompt:
+    if isinstance((body.model_extra or {}).get("prompt"), dict):
         # It is most of what is asked, and stands with OpenAI.
         raise refused("prompt", "no prompts are kept here: send its instructions and its input")
     said = [
