@@ -43,7 +43,8 @@ FORMS = (
     Sampling(max_tokens=27, temperature=0.6, seed=4, repetition_penalty=1.4, top_k=30),
     Sampling(max_tokens=33, repetition_penalty=1.2),
     Sampling(max_tokens=24, temperature=1.2, seed=5, min_p=0.02, top_logprobs=2),
-    Sampling(max_tokens=30, grammar=Grammar.regex("[a-z]{20,}!")),
+    # What may come is another thing at each place.
+    Sampling(max_tokens=30, grammar=Grammar.regex("[a-z]([a-m][n-z]){10,}!")),
 )
 LENGTHS = (40, 7, 300, 64, 1, 90)
 # Bytes in which the turns do not all fit at once.
