@@ -21,6 +21,12 @@ def told(claude: Any, system: str) -> list[Any]:
     return [TOLD, {"role": "assistant", "content": answer.content}]
 
 
+def tokens_of(claude: Any, *blocks: dict[str, Any]) -> int:
+    """Those of a conversation that is one message of the user."""
+    messages = [{"role": "user", "content": blocks}]
+    return int(claude.messages.count_tokens(model="default", messages=messages).input_tokens)
+
+
 def test_computed_and_cached_tokens_are_told_apart(claude: Any) -> None:
     messages = [*told(claude, SYSTEM), ASKED]
 
@@ -130,15 +136,19 @@ def test_a_document_is_read_as_its_text(
 ) -> None:
     def counted(*blocks: dict[str, Any]) -> int:
         result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": blocks}
-        content = [result] if in_a_result else blocks
-        messages = [{"role": "user", "content": content}]
-        return int(claude.messages.count_tokens(model="default", messages=messages).input_tokens)
+        return tokens_of(claude, *([result] if in_a_result else blocks))
 
     text, behind = {"type": "text", "text": says}, {"type": "text", "text": "Who is Tom?"}
     plain = f"{says}\n\nWho is Tom?"
 
     assert counted(block) == counted(text)
     assert counted(block, behind) == counted({"type": "text", "text": plain})
+
+
+def test_an_empty_text_beside_a_result_is_no_message(claude: Any) -> None:
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "sunny"}
+
+    assert tokens_of(claude, result, {"type": "text", "text": ""}) == tokens_of(claude, result)
 
 
 def test_a_document_without_a_text_is_refused(claude: Any) -> None:

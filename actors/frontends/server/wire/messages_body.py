@@ -169,19 +169,19 @@ def _messages(where: str, message: Mapping[str, Any]) -> Iterator[Message]:
         return
     if not isinstance(content, list):
         raise refused(f"{where}.content", "text or a list of blocks")
-    text, gap, thinking = list[str](), "", ""
+    parts, gap, thinking = list[str](), "", ""
     calls = list[Call]()
     for index, block in enumerate(content):
         place = f"{where}.content.{index}"
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "text" and isinstance(block.get("text"), str):
-            text += [gap, block["text"]]
+            parts += [gap, block["text"]]
             gap = ""
         elif kind in _SOURCES:
-            text += ["\n\n" if text else "", _source(block, place)]
+            parts += ["\n\n" if parts else "", _source(block, place)]
             gap = "\n\n"
         elif kind == "compaction":
-            text += [gap, _text(block.get("content"), f"{place}.content")]
+            parts += [gap, _text(block.get("content"), f"{place}.content")]
             gap = ""
         elif kind == "thinking":
             thinking += str(block.get("thinking") or "")
@@ -197,8 +197,9 @@ def _messages(where: str, message: Mapping[str, Any]) -> Iterator[Message]:
             yield Message("tool", result, call_id=str(block.get("tool_use_id", "")))
         else:
             raise refused(f"{place}.type", f"only text and tools are understood here, not {kind}")
+    text = "".join(parts)
     if text or calls or role == "assistant":
-        yield Message(role, "".join(text), tuple(calls), thinking=thinking)
+        yield Message(role, text, tuple(calls), thinking=thinking)
 
 
 def _text(content: Any, where: str) -> str:
