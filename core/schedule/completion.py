@@ -164,8 +164,10 @@ def _steered_walk(tokens: Tokens, matcher: "LLMatcher", most: int) -> tuple[int,
             return tuple(way) if len(way) <= most else None
         if len(way) >= most:
             return None
+        allowed = matcher.compute_logit_bias()
+        met[allowed] += 1
         found: list[tuple[int, int, LLMatcher]] = []
-        for token in dict.fromkeys(_allowed(tokens, matcher.compute_logit_bias())):
+        for token in dict.fromkeys(_allowed(tokens, allowed)):
             onward = matcher.deep_copy()
             if not onward.consume_token(token):
                 continue
@@ -176,7 +178,6 @@ def _steered_walk(tokens: Tokens, matcher: "LLMatcher", most: int) -> tuple[int,
         if not found:
             return None
         _, token, matcher = min(found, key=lambda step: step[0])
-        met[matcher.compute_logit_bias()] += 1
         way.append(token)
     return None
 

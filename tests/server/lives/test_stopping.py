@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from chats import WAIT, asked, post, until
+from chats import WAIT, asked, post, until, url
 from seeded import bug, seeded
 
 from kvactors.actors.frontends.server.answering.service import Service
@@ -26,19 +26,34 @@ TURNS: dict[str, Any] = {
 }
 
 
-class Leaving:
-    """Sees, with `noted` seeded, that a client left its turn."""
+def asked_behind(
+    server: Server, model: FaultyModel, text: str, *bodies: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """The answers to `bodies` of a client that has just left its turn for a `text`, in the middle
+    of it."""
+    left = threading.Event()
 
-    def __init__(self) -> None:
-        self.seen = threading.Event()
-        self.noted = bug(Service, "_abandon")(self._note)
-
-    def _note(self, abandon: Callable[..., None]) -> Callable[..., None]:
+    def noted(abandon: Callable[..., None]) -> Callable[..., None]:
         def abandoned(*args: Any) -> None:
             abandon(*args)
-            self.seen.set()
+            left.set()
 
         return abandoned
+
+    async def ask() -> list[dict[str, Any]]:
+        gate = model.hold()
+        async with httpx.AsyncClient(timeout=WAIT) as client:
+            async with client.stream("POST", url(server), json=asked(text, stream=True)):
+                await asyncio.to_thread(model.reached.wait, WAIT)
+            await asyncio.to_thread(left.wait, WAIT)
+            asking = [asyncio.create_task(client.post(url(server), json=body)) for body in bodies]
+            # Their requests are at the server before this one.
+            await client.get(f"{server.url}/metrics")
+            gate.set()
+            return [(await one).json() for one in asking]
+
+    with seeded(bug(Service, "_abandon")(noted)):
+        return asyncio.run(ask())
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -88,49 +103,18 @@ def test_a_turn_that_connections_were_waited_for_is_not_waited_for_again(
 def test_who_interrupts_itself_goes_on_with_what_was_prefilled(
     server: Server, model: FaultyModel
 ) -> None:
-    text, left = "again and again " * 150, Leaving()
+    text = "again and again " * 150
+    body = asked(text, max_tokens=1)
+    body["messages"].append({"role": "user", "content": "No, stop."})
 
-    async def interrupt() -> httpx.Response:
-        gate = model.hold()
-        url = f"{server.url}/v1/chat/completions"
-        async with httpx.AsyncClient(timeout=WAIT) as client:
-            async with client.stream("POST", url, json=asked(text, stream=True)):
-                await asyncio.to_thread(model.reached.wait, WAIT)
-            await asyncio.to_thread(left.seen.wait, WAIT)
-            body = asked(text, max_tokens=1)
-            body["messages"].append({"role": "user", "content": "No, stop."})
-            instead = asyncio.create_task(client.post(url, json=body))
-            # Its request is at the server before this one.
-            await client.get(f"{server.url}/metrics")
-            gate.set()
-            return await instead
+    (instead,) = asked_behind(server, model, text, body)
 
-    with seeded(left.noted):
-        usage = asyncio.run(interrupt()).json()["usage"]
-
-    assert usage["prompt_tokens_details"]["cached_tokens"] > 0
+    assert instead["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
 def test_two_that_wait_for_a_turn_that_was_left_and_ask_the_same_get_one_answer(
     server: Server, model: FaultyModel
 ) -> None:
-    left = Leaving()
+    first, second = asked_behind(server, model, "hello", asked("hello"), asked("hello"))
 
-    async def both() -> list[str]:
-        gate = model.hold()
-        url = f"{server.url}/v1/chat/completions"
-        async with httpx.AsyncClient(timeout=WAIT) as client:
-            begun = asked("hello", stream=True)
-            async with client.stream("POST", url, json=begun):
-                await asyncio.to_thread(model.reached.wait, WAIT)
-            await asyncio.to_thread(left.seen.wait, WAIT)
-            asking = [asyncio.create_task(client.post(url, json=asked("hello"))) for _ in range(2)]
-            # Their requests are at the server before this one.
-            await client.get(f"{server.url}/metrics")
-            gate.set()
-            return [(await one).json()["id"] for one in asking]
-
-    with seeded(left.noted):
-        first, second = asyncio.run(both())
-
-    assert first == second
+    assert first["id"] == second["id"]
