@@ -1,12 +1,13 @@
 """Grammar: what form an answer must have. A value, checked where it is made. Pure: any thread."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
 from kvactors.core.errors import InvalidGrammar
+from kvactors.core.schedule.schemas import Held
 
 __all__ = ["Grammar"]
 
@@ -17,45 +18,6 @@ JSON_STYLE: Any = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
-}
-# Keywords whose values are no schemas, and those that have one by each name.
-_VALUES = ("const", "default", "enum", "examples", "required")
-_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-# Formats that JSON Schema defines. Others restrict nothing.
-_FORMATS = frozenset(
-    [
-        "date-time",
-        "time",
-        "date",
-        "duration",
-        "email",
-        "idn-email",
-        "hostname",
-        "idn-hostname",
-        "ipv4",
-        "ipv6",
-        "uri",
-        "uri-reference",
-        "iri",
-        "iri-reference",
-        "uuid",
-        "uri-template",
-        "json-pointer",
-        "relative-json-pointer",
-        "regex",
-    ]
-)
-_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
-_LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29"
-_DAY = (
-    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|"
-    "02-(?:0[1-9]|1[0-9]|2[0-8]))"
-)
-_DATE = f"(?:{_YEAR}-{_DAY}|{_LEAP})"
-_HOUR = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
-_DATES = {
-    "date": _DATE,
-    "date-time": f"{_DATE}T{_HOUR}:[0-5][0-9](?:[.][0-9]{{1,9}})?(?:Z|[+-]{_HOUR})",
 }
 
 
@@ -75,10 +37,10 @@ class Grammar:
         _check(self.kind, self.text)
 
     @staticmethod
-    def json_schema(schema: Mapping[str, Any] | str) -> "Grammar":
+    def json_schema(schema: Mapping[str, Any] | str, *, lenient: bool = False) -> "Grammar":
         """A JSON value that this `schema` allows, its properties in the schema's order. A keyword
-        that cannot be held to is refused, not ignored; a format that JSON Schema does not define
-        restricts nothing."""
+        that cannot be held to is refused, or, where that is `lenient`, left out: `unheld` names it.
+        A format that JSON Schema does not define restricts nothing."""
         if isinstance(schema, Mapping):
             try:
                 schema = json.dumps(dict(schema))
@@ -86,7 +48,7 @@ class Grammar:
                 raise InvalidGrammar(
                     f"a JSON schema must be made of JSON values: {error}"
                 ) from None
-        return Grammar("json_schema", schema)
+        return Grammar("json_schema", _leniently(schema) if lenient else schema)
 
     @staticmethod
     def json_object() -> "Grammar":
@@ -107,7 +69,12 @@ class Grammar:
     @property
     def source(self) -> str:
         """The grammar as llguidance wants it."""
-        return _source(self.kind, self.text)
+        return _read(self.kind, self.text)[0]
+
+    @property
+    def unheld(self) -> tuple[str, ...]:
+        """What a lenient schema says that is not held to."""
+        return _check(self.kind, self.text)
 
     @property
     def rule(self) -> str:
@@ -117,59 +84,47 @@ class Grammar:
         return f"%json {json.dumps(held['json_schema'])}"
 
 
-def _source(kind: Kind, text: str) -> str:
+def _leniently(text: str) -> str:
+    """A JSON schema of which what cannot be held to is left out. What is none stays as it is."""
+    try:
+        schema = json.loads(text)
+        schema["x-guidance"] = {**schema.get("x-guidance", {}), "lenient": True}
+    except (AttributeError, TypeError, ValueError, RecursionError):
+        return text
+    return json.dumps(schema)
+
+
+def _read(kind: Kind, text: str) -> tuple[str, Sequence[str]]:
+    """A grammar as llguidance wants it, and what was left out."""
     from llguidance import LLMatcher
 
     if kind == "regex":
-        return LLMatcher.grammar_from_regex(text)
+        return LLMatcher.grammar_from_regex(text), ()
     if kind == "lark":
-        return LLMatcher.grammar_from_lark(text)
-    schema = json.dumps(_holdable(json.loads(text)))
-    return LLMatcher.grammar_from_json_schema(schema, defaults=JSON_STYLE)
-
-
-def _holdable(schema: Any) -> Any:
-    """A JSON `schema` as llguidance holds to it: without what restricts nothing, and with dates
-    that are days which there are, as it has a 29th of February in each year, and a year 0."""
-    if isinstance(schema, list):
-        return [_holdable(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {key: _holdable_part(key, value) for key, value in schema.items()}
-    if found.get("propertyNames") in ({}, {"type": "string"}):
-        # Names are nothing else. Zod writes it for each record.
-        del found["propertyNames"]
-    form = found.get("format")
-    if isinstance(form, str) and form not in _FORMATS:
-        del found["format"]
-    elif isinstance(form, str) and form in _DATES and "pattern" not in found:
-        del found["format"]
-        found["pattern"] = f"^{_DATES[form]}$"
-    return found
-
-
-def _holdable_part(key: str, value: Any) -> Any:
-    if key in _VALUES:
-        return value
-    if key in _BY_NAME and isinstance(value, dict):
-        return {name: _holdable(part) for name, part in value.items()}
-    return _holdable(value)
+        return LLMatcher.grammar_from_lark(text), ()
+    held = Held(json.loads(text))
+    schema = json.dumps(held.schema)
+    return LLMatcher.grammar_from_json_schema(schema, defaults=JSON_STYLE), held.left
 
 
 @lru_cache(maxsize=256)
-def _check(kind: Kind, text: str) -> None:
-    """Raise InvalidGrammar for what is no grammar; a good one is checked once."""
+def _check(kind: Kind, text: str) -> tuple[str, ...]:
+    """What of a grammar is not held to. Raises InvalidGrammar for what is none; a good one is
+    checked once."""
     try:
         from llguidance import LLMatcher
     except ImportError:
         raise InvalidGrammar(
             "a grammar needs the package `llguidance`: pip install 'kvactors[grammar]'"
         ) from None
+    left: Sequence[str] = ()
     try:
-        wrong, messages = LLMatcher.validate_grammar_with_warnings(_source(kind, text))
+        source, left = _read(kind, text)
+        wrong, messages = LLMatcher.validate_grammar_with_warnings(source)
     except ValueError as error:
         wrong, messages = True, [f"it is no JSON: {error}"]
     except RecursionError:
         wrong, messages = True, ["it is nested too deep"]
     if wrong:
         raise InvalidGrammar(f"the {kind.replace('_', ' ')} is no grammar: {messages[0].strip()}")
+    return (*left, *messages)

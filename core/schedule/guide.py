@@ -163,7 +163,10 @@ class Guide:
         way = self.way
         if way and way[0] == token:
             return way[1:]
-        for rest in (way[begin:] for begin in range(min(len(way), RESTS))):
+        begins = range(min(len(way), RESTS))
+        # Near the end the less is right, the later it must be taken.
+        near = left <= len(way) + RESTS
+        for rest in (way[begin:] for begin in (reversed(begins) if near else begins)):
             if len(rest) <= left and self._ends(rest):
                 return rest
         return short_way(self._tokens, self._matcher, left)

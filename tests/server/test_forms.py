@@ -173,3 +173,67 @@ def test_a_schema_that_cannot_be_held_to_is_refused(client: Any) -> None:
 
     with pytest.raises(openai.BadRequestError, match="teapot"):
         ask(client, response_format=form)
+
+
+# What no grammar of ours says.
+SET = {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True, "maxItems": 2}
+LETTERS = {
+    "type": "object",
+    "properties": {"letters": SET},
+    "required": ["letters"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("tools", [[], [WEATHER]], ids=["alone", "beside a tool"])
+@pytest.mark.parametrize("strict", [None, False])
+def test_of_a_form_that_is_not_strict_what_cannot_be_held_to_is_named(
+    client: Any, strict: bool | None, tools: list[Any]
+) -> None:
+    named = {"name": "x", "schema": LETTERS, "strict": strict}
+
+    answer = client.chat.completions.with_raw_response.create(
+        model="default",
+        messages=ASKED,
+        response_format={"type": "json_schema", "json_schema": named},
+        tools=tools or None,
+        tool_choice="none" if tools else None,
+    )
+
+    said = json.loads(answer.parse().choices[0].message.content)
+    jsonschema.validate(said, LETTERS | {"properties": {"letters": SET | {"uniqueItems": False}}})
+    assert "response_format: Unimplemented keys" in answer.headers["x-kvactors-ignored"]
+
+
+def test_a_response_names_it_too(client: Any) -> None:
+    form = {"type": "json_schema", "name": "x", "schema": LETTERS}
+
+    answer = client.responses.with_raw_response.create(
+        model="default", input="Which letters?", text={"format": form}
+    )
+
+    assert set(json.loads(answer.parse().output_text)["letters"]) <= {"a", "b"}
+    assert "text.format: Unimplemented keys" in answer.headers["x-kvactors-ignored"]
+
+
+def test_of_a_strict_form_it_is_refused(client: Any) -> None:
+    named = {"name": "x", "schema": LETTERS, "strict": True}
+
+    with pytest.raises(openai.BadRequestError, match="uniqueItems"):
+        ask(client, response_format={"type": "json_schema", "json_schema": named})
+    with pytest.raises(openai.BadRequestError, match="uniqueItems"):
+        client.responses.create(
+            model="default",
+            input="Which letters?",
+            text={"format": {"type": "json_schema", **named}},
+        )
+
+
+def test_a_tool_that_is_not_strict_is_held_to_what_can_be(client: Any) -> None:
+    tool = {"type": "function", "function": {"name": "letters", "parameters": LETTERS}}
+
+    choice = ask(client, tools=[tool], tool_choice="required", parallel_tool_calls=False)
+
+    said = json.loads(choice.message.tool_calls[0].function.arguments)
+    assert list(said) == ["letters"]
+    assert set(said["letters"]) <= {"a", "b"}

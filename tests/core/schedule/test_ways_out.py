@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.grammar_tokens import GrammarTokens
@@ -73,9 +74,27 @@ def test_that_names_are_texts_restricts_nothing(tokens: GrammarTokens, anything:
     assert not takes(tokens, schema, {"a": 1})
 
 
-def test_names_that_must_be_others_are_refused() -> None:
+@pytest.mark.parametrize("names", [{"enum": ["a", "ab"]}, {"type": "string", "pattern": "^a"}])
+def test_names_are_held_to(tokens: GrammarTokens, names: Schema) -> None:
+    schema = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "null"}}
+
+    assert takes(tokens, schema, {"a": None, "ab": None})
+    assert not takes(tokens, schema, {"b": None})
+    assert not takes(tokens, schema, {"a": 1})
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"propertyNames": {"minLength": 3}},
+        {"propertyNames": {"enum": ["a"], "minLength": 3}},
+        {"propertyNames": {"pattern": "^a"}, "properties": {"b": {}}},
+        {"propertyNames": {"enum": [1]}},
+    ],
+)
+def test_names_that_must_be_others_are_refused(more: Schema) -> None:
     with pytest.raises(InvalidGrammar, match="propertyNames"):
-        Grammar.json_schema({"type": "object", "propertyNames": {"pattern": "^a"}})
+        Grammar.json_schema({"type": "object", **more})
 
 
 def test_a_property_may_have_the_name_of_a_keyword(tokens: GrammarTokens) -> None:
@@ -107,3 +126,92 @@ def test_a_format_that_cannot_be_held_to_is_refused(form: str) -> None:
 def test_a_pattern_that_looks_around_is_refused(form: Schema) -> None:
     with pytest.raises(InvalidGrammar, match="look-around"):
         Grammar.json_schema(one(pattern="^(?!x)[a-z]+$", **form))
+
+
+@pytest.mark.parametrize("most", [22, 29, 30, 60])
+def test_what_was_said_of_a_way_out_need_not_be_said_again(
+    tokens: GrammarTokens, most: int
+) -> None:
+    guide = Guide(tokens, Grammar.regex("[a-z]{20,}!"), most)
+
+    for _ in range(most - 1):
+        assert guide.allowed()[ord("q")]
+        assert guide.take(ord("q")) == ord("q")
+
+    assert guide.way == (ord("!"),)
+
+
+LABELS = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?(?:\.[a-zA-Z0-9](?:[-0-9a-zA-Z]{0,61}"
+# What zod writes of its kinds whose patterns look around, with what they allow and do not.
+ZODS = {
+    "duration": (
+        r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?"
+        r"(\d+([.,]\d+)?S)?)?)$",
+        ("P1W", "P1Y2M3DT4H5M6S", "PT5M"),
+        ("", "P", "PT", "P1D2W", "P1DT"),
+    ),
+    "hostname": (
+        rf"^(?=.{{1,253}}\.?$){LABELS}[0-9a-zA-Z])?)*\.?$",
+        ("a", "a-b.c", "a" * 63, ".".join(["a" * 62] * 4)),
+        ("", "-a", "a" * 64, "a..b", ".".join(["a" * 62] * 4) + ".bcd"),
+    ),
+    "emoji": (
+        r"^(?=[\s\S]*[\p{Extended_Pictographic}\p{Regional_Indicator}\u20E3])"
+        r"[\p{Extended_Pictographic}\p{Emoji_Component}]+$",
+        ("\U0001f600", "\U0001f1ee\U0001f1f9", "1\ufe0f\u20e3", "\u2764\ufe0f"),
+        ("", "1", "#", "a", "\U0001f600a"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ZODS)
+def test_zods_patterns_that_look_around_are_held_to(kind: str) -> None:
+    pattern, right, wrong = ZODS[kind]
+    bytewise = LLTokenizer("byte")
+
+    def allowed(value: str) -> bool:
+        source = Grammar.json_schema(one(pattern=pattern, format=kind)).source
+        matcher = LLMatcher(bytewise, source)
+        said = bytewise.tokenize_str(json.dumps({"v0": value}, ensure_ascii=False))
+        return matcher.try_consume_tokens(said) == len(said) and matcher.is_accepting()
+
+    assert [value for value in right if not allowed(value)] == []
+    assert [value for value in wrong if allowed(value)] == []
+
+
+LEFT = [
+    (
+        {"type": "array", "items": {"type": "null"}, "uniqueItems": True},
+        [None, None],
+        "uniqueItems",
+    ),
+    ({"type": "string", "pattern": "^(?!x)[a-z]+$"}, "x", "pattern ^(?!x)"),
+    ({"type": "string", "format": "iri"}, "x", "iri"),
+    ({"type": "object", "propertyNames": {"minLength": 3}}, {"a": 1}, "propertyNames"),
+]
+
+
+@pytest.mark.parametrize(("schema", "value", "left"), LEFT, ids=[left for *_, left in LEFT])
+@pytest.mark.parametrize("text", [False, True], ids=["object", "text"])
+def test_a_lenient_grammar_leaves_out_what_cannot_be_held_to_and_names_it(
+    tokens: GrammarTokens, schema: Schema, value: Any, left: str, text: bool
+) -> None:
+    whole = {"type": "object", "properties": {"v": schema}, "required": ["v"]}
+    with pytest.raises(InvalidGrammar):
+        Grammar.json_schema(whole)
+
+    grammar = Grammar.json_schema(json.dumps(whole) if text else whole, lenient=True)
+
+    assert len(grammar.unheld) == 1
+    assert left in grammar.unheld[0]
+    matcher = tokens.matcher(Grammar.lark(f"start: {grammar.rule}").source)
+    said = tokens.encode(json.dumps({"v": value}).encode())
+    assert matcher.try_consume_tokens(said) == len(said)
+    assert not matcher.try_consume_tokens(tokens.encode(b", "))
+
+
+def test_a_lenient_grammar_holds_to_all_else() -> None:
+    assert Grammar.json_schema(many(2, pattern="^a"), lenient=True).unheld == ()
+    for schema in ({"type": "teapot"}, "[", "1", "{", {"type": "string", "pattern": "("}):
+        with pytest.raises(InvalidGrammar):
+            Grammar.json_schema(schema, lenient=True)

@@ -4,9 +4,8 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Tool
+from kvactors.actors.frontends.server.exchange.inquiry import Form, Inquiry, Tool
 from kvactors.core.errors import InvalidGrammar, InvalidInput
 from kvactors.core.schedule.grammar import Grammar
 
@@ -69,11 +68,11 @@ def grammar_of(
     choice, form = inquiry.choice, inquiry.form
     wanted = _wanted(inquiry, names)
     if not wanted:
-        return _json(form.schema) if form else None
+        return form.grammar if form else None
     if choice.mode == "required":
         return _lark("calls", wanted, marks, parallel=inquiry.parallel)
     if form is not None:
-        said = _json(form.schema or None).rule
+        said = form.grammar.rule
         return _lark(f"{said} | calls", wanted, marks, parallel=inquiry.parallel)
     if any(tool.strict for tool in names.values()):
         return _lark("", wanted, marks, parallel=inquiry.parallel, thought=thought)
@@ -86,7 +85,7 @@ def channel_grammar(inquiry: Inquiry, names: Mapping[str, Tool]) -> Grammar | No
     required = inquiry.choice.mode == "required"
     if not (form or required or any(tool.strict for tool in wanted.values())):
         return None
-    said = f"{_FINAL} {_json(form.schema).rule if form else 'TEXT'}"
+    said = f"{_FINAL} {form.grammar.rule if form else 'TEXT'}"
     kinds = [
         f'<|channel|> {json.dumps(f"commentary to=functions.{name} ")} <|constrain|> "json" '
         f"<|message|> {_held(tool).rule}"
@@ -112,10 +111,6 @@ def _wanted(inquiry: Inquiry, names: Mapping[str, Tool]) -> Mapping[str, Tool]:
     return {n: tool for n, tool in names.items() if choice.name in ("", tool.name)}
 
 
-def _json(schema: Mapping[str, Any] | None) -> Grammar:
-    return Grammar.json_object() if schema is None else Grammar.json_schema(schema)
-
-
 def _lark(
     start: str,
     names: Mapping[str, Tool],
@@ -125,8 +120,8 @@ def _lark(
     thought: str = "",
 ) -> Grammar:
     """Calls of these tools, as JSON between the marks, where `start` has them; without one there
-    may be text first, or alone, behind a `thought`. A schema that cannot be held to is any object,
-    unless its tool is strict."""
+    may be text first, or alone, behind a `thought`. Unless its tool is strict, what of a schema
+    cannot be held to is left out, and one that is none is any object."""
     kinds = [_call(name, _held(tool)) for name, tool in names.items()]
     # What has no end goes to that of the answer.
     more = '("\\n" call)*' if parallel and marks.ended else ""
@@ -153,7 +148,7 @@ def _rules(kinds: Sequence[str]) -> str:
 
 def _held(tool: Tool) -> Grammar:
     try:
-        return _json(tool.parameters or None)
+        return Form(tool.parameters or None, tool.strict).grammar
     except InvalidGrammar as error:
         if tool.strict:
             raise InvalidGrammar(f"the tool {tool.name!r}: {error}") from None

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from kvactors.core.schedule.grammar import Grammar
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["Call", "Client", "Form", "Inquiry", "Manner", "Message", "Role", "Tool", "ToolChoice"]
@@ -66,9 +67,18 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What the answer's text must be: any JSON object, or JSON of a `schema`."""
+    """What the answer's text must be: any JSON object, or JSON of a `schema`. A `strict` one is
+    refused where it cannot be held to; of another one that is left out."""
 
     schema: Mapping[str, Any] | None = None
+    strict: bool = True
+
+    @property
+    def grammar(self) -> Grammar:
+        """What the text must be. Raises InvalidGrammar for a schema that cannot be held to."""
+        if self.schema is None:
+            return Grammar.json_object()
+        return Grammar.json_schema(self.schema, lenient=not self.strict)
 
 
 @dataclass(frozen=True, slots=True)

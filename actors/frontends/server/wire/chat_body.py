@@ -97,13 +97,13 @@ def inquiry_of(request: Request, body: ChatBody) -> Inquiry:
 
 
 def skipped(body: ChatBody) -> list[str]:
-    """Tools of kinds that are no functions."""
+    """Tools of kinds that are no functions, and what of a schema is not held to."""
     kinds = (f"tools: {tool['type']}" for tool in body.tools or () if not _is_function(tool))
     found = list(dict.fromkeys(kinds))
     choice = body.tool_choice
     if isinstance(choice, dict) and choice.get("type") not in _CHOICES:
         found.append(f"tool_choice: {choice['type']}")
-    return found
+    return found + unheld("response_format", _form(body.response_format))
 
 
 def _is_function(tool: Mapping[str, Any]) -> bool:
@@ -224,8 +224,12 @@ def _form(asked: Mapping[str, Any] | None) -> Form | None:
         return Form()
     if kind == "json_schema":
         named = asked.get("json_schema")
-        schema = named.get("schema") if isinstance(named, dict) else None
-        if not isinstance(schema, dict):
+        if not isinstance(named, dict) or not isinstance(named.get("schema"), dict):
             raise refused("response_format.json_schema.schema", "a JSON schema is needed")
-        return Form(schema)
+        return Form(named["schema"], bool(named.get("strict")))
     raise refused("response_format.type", f"text, json_object or json_schema, not {kind!r}")
+
+
+def unheld(where: str, form: Form | None) -> list[str]:
+    """What an answer is not held to of a `form` in the field `where`."""
+    return [f"{where}: {what}" for what in form.grammar.unheld] if form else []

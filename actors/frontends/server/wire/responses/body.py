@@ -21,7 +21,7 @@ from kvactors.actors.frontends.server.exchange.inquiry import (
     ToolChoice,
 )
 from kvactors.actors.frontends.server.wire.asking import client_of
-from kvactors.actors.frontends.server.wire.chat_body import MOST_TOKENS, mode_of
+from kvactors.actors.frontends.server.wire.chat_body import MOST_TOKENS, mode_of, unheld
 from kvactors.actors.frontends.server.wire.errors import refused
 from kvactors.actors.frontends.server.wire.reading import (
     Drawn,
@@ -117,7 +117,7 @@ def inquiry_of(request: Request, body: ResponseBody, past: Past) -> Inquiry:
 
 def skipped(body: ResponseBody) -> list[str]:
     """What of a `body`'s fields changes nothing: kinds of tools and items that only OpenAI's own
-    servers run, and wishes that nobody here fulfils."""
+    servers run, wishes that nobody here fulfils, and what of a schema is not held to."""
     found = list[str]()
     for tool in body.tools or ():
         if tool.get("type") == "namespace":
@@ -134,6 +134,7 @@ def skipped(body: ResponseBody) -> list[str]:
     choice = body.tool_choice
     if isinstance(choice, dict) and choice.get("type") not in ("function", "allowed_tools"):
         found.append(f"tool_choice: {choice.get('type')}")
+    found += unheld("text.format", _form((body.text or {}).get("format")))
     return list(dict.fromkeys(found))
 
 
@@ -193,5 +194,5 @@ def _form(asked: Any) -> Form | None:
     if kind == "json_schema":
         if not isinstance(asked.get("schema"), dict):
             raise refused("text.format.schema", "a JSON schema is needed")
-        return Form(asked["schema"])
+        return Form(asked["schema"], bool(asked.get("strict")))
     raise refused("text.format.type", f"text, json_object or json_schema, not {kind!r}")
