@@ -129,8 +129,10 @@ def make_request(
             len(tokens),
             spec.context - max_tokens,
         )
-    alone = draft.keep or isolated or sampling.prompt_logprobs or not asked.remembered
-    shared = [] if alone else _shared_beginning(transcript, draft.system_prompt, tokens)
+    private = isolated or sampling.prompt_logprobs or not asked.remembered
+    shared = (
+        [] if private or draft.keep else _shared_beginning(transcript, draft.system_prompt, tokens)
+    )
     if asked.answer:
         # The last token is fed by the step that draws.
         shared = shared[: len(tokens) - 1]
@@ -150,7 +152,8 @@ def make_request(
         priority=asked.priority if asked.answer else asked.priority - 1,
         passing=not asked.remembered,
         shared=len(shared),
-        prompt_hash=f"{asked.tenant}/{tokens_hash(shared)}" if shared else "",
+        prompt_hash=tokens_hash(shared) if shared else "",
+        tenant=None if private else asked.tenant,
         choices=choices,
         guide=_guide(chat, sampling, spec) if asked.answer else None,
     )

@@ -1,12 +1,12 @@
 """Admission: which waiting turns may start beside those that run. GPU thread only."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvactors.core.cache.slots import EXTENT_STEP
 from kvactors.core.engine.kv_transfer import KVTransfer
 from kvactors.core.engine.memory import Memory
-from kvactors.core.engine.prefix_sharing import PrefixSharing
+from kvactors.core.engine.prefix_sharing import Beginning, PrefixSharing
 from kvactors.core.errors import AdmissionFull, MemoryExceeded
 from kvactors.core.schedule.events import KVNeeded
 from kvactors.core.schedule.eviction import EvictionPolicy
@@ -144,14 +144,15 @@ class Admission:
         asked = full = False
         # What a turn may wait for is prefilled by who runs, or holds a place before it: it is
         # known of those when the next one is looked at.
-        ahead, prefilled = list(running), set[tuple[str, int]]()
+        ahead, prefilled = list(running), dict[Beginning, Request]()
         for request in self._candidates(len(running)):
             if self._backed_up:
                 break
             has_place, places = request in self._places, self._places_for(request)
             if not has_place and (full or len(held) >= places):
                 continue
-            prefilled.update(_beginning(other) for other in ahead if other.cached < other.shared)
+            for other in ahead:
+                prefilled |= self._prefills(other)
             ahead = [request] if has_place else []
             waits = self._transfer.reading(request.agent_id) or self._follows(request, prefilled)
             if waits or len(active) >= places:
@@ -199,13 +200,20 @@ class Admission:
     def _backed_up(self) -> bool:
         return self._memory.backlog > self._config.backlog_limit
 
-    def _follows(self, request: Request, prefilled: Container[tuple[str, int]]) -> bool:
-        """Whether the system prompt that this turn needs is just `prefilled` by another."""
-        if not request.shared or _beginning(request) not in prefilled:
-            return False
-        if self._sharing.has_beginning(request) or self._transfer.must_ask_for_more(request):
-            return False
-        return self._sharing.donor(request) is None
+    def _prefills(self, other: Request) -> dict[Beginning, Request]:
+        """What a turn is to prefill that others may begin with, too."""
+        if not other.remaining or self._transfer.must_ask(other):
+            return {}
+        return {
+            beginning: other
+            for tokens, beginning in self._sharing.beginnings(other)
+            if tokens > other.kept
+        }
+
+    def _follows(self, request: Request, prefilled: Mapping[Beginning, Request]) -> bool:
+        """Whether what this turn begins with is just `prefilled` by another."""
+        tokens = self._sharing.awaited(request, prefilled) if prefilled else 0
+        return tokens > 0 and not self._transfer.must_ask_for_more(request, tokens)
 
     def _gave_way_to(self, request: Request, running: Sequence[Request]) -> bool:
         """Whether the turns that this one gave way to still run, all of them."""
@@ -271,8 +279,3 @@ class Admission:
         request.kept = 0 if request.scoring else min(cache.end, request.target)
         request.admitted_at = self._clock()
         self.counts[_COUNTED[request.cache_state]] += 1
-
-
-def _beginning(request: Request) -> tuple[str, int]:
-    """The system prompt that a turn needs, in its form."""
-    return request.prompt_hash, request.form.index

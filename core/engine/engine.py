@@ -249,6 +249,7 @@ class Engine:
         """End a turn well: its KV becomes hot, what is new of it goes to the store."""
         if not request.passing:
             self.execution.keep(request)
+            self._sharing.offer(request)
             self._queue_again()
         self.execution.leave(request)
         self._admission.ended(request)

@@ -1,94 +1,161 @@
-"""What two agents have in common is held once: the same system prompt. GPU thread only."""
+"""What two agents have in common is held once: the beginning of what they were told.
+
+A whole system prompt is found by its hash, anything else by the hashes of its blocks. GPU thread
+only.
+"""
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
-from kvactors.core.engine.hot_cache import HotCaches
+from kvactors.core.cache.blocks import BLOCK_TOKENS
+from kvactors.core.conversation.hashing import block_hashes, common_prefix
+from kvactors.core.engine.hot_cache import HotCache, HotCaches
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.schedule.request import Request
 
-__all__ = ["PrefixSharing"]
+__all__ = ["Beginning", "PrefixSharing"]
 
 logger = logging.getLogger(__name__)
 
 # What is remembered at most: those that are hot are, with few exceptions, among the last.
-MOST_PROMPTS = 4096
+MOST_BEGINNINGS = 32_768
 MOST_DONORS = 64
+# Of those that begin alike, how many are asked for how much.
+LOOKED_AT = 8
+
+Beginning = tuple[str, str, int]
+"""Whose tokens they are, their hash, and in which form their KV is."""
 
 
 class PrefixSharing:
-    """Who has which system prompt in memory. `shared_tokens`: taken from another's beginning."""
+    """Who has which beginning in memory. `shared_tokens`: taken from another's."""
 
     def __init__(self, loaded: LoadedModel, hot: HotCaches) -> None:
         self.shared_tokens = 0
-        self._loaded = loaded
         self._hot = hot
-        # By the prompt's hash and form, those that were offered last at the end.
-        self._donors: OrderedDict[tuple[str, int], dict[str, None]] = OrderedDict()
+        self._spec = loaded.spec
+        # Where sums depend on where chunks end, and where states are kept there alone, others are
+        # given what a chunk ended with: a system prompt.
+        self._by_block = not (loaded.fixed_chunks or loaded.spec.checkpointed)
+        # Those that were offered last at the end.
+        self._donors: OrderedDict[Beginning, dict[str, None]] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many agents it remembers, once for each system prompt."""
+        """How many agents it remembers, once for each beginning."""
         return sum(map(len, self._donors.values()))
 
-    def offer(self, request: Request) -> None:
-        """Let others begin with this turn's system prompt, whose KV is in memory now."""
-        if not request.shared:
+    def beginnings(self, request: Request) -> Iterator[tuple[int, Beginning]]:
+        """Of a turn: how many tokens it has, and which it is; long ones last, but for the system
+        prompt, which comes first."""
+        if request.tenant is None:
             return
-        key = request.prompt_hash, request.form.index
-        donors = self._donors.setdefault(key, {})
-        donors.pop(request.agent_id, None)
-        donors[request.agent_id] = None
-        self._donors.move_to_end(key)
-        if len(donors) > MOST_DONORS:
-            del donors[next(iter(donors))]
-        if len(self._donors) > MOST_PROMPTS:
+        form = request.form.index
+        if request.shared:
+            yield request.shared, (request.tenant, request.prompt_hash, form)
+        if self._by_block:
+            blocks = request.blocks
+            blocks += block_hashes(request.tokens, BLOCK_TOKENS, blocks)
+            for number, block in enumerate(blocks, 1):
+                yield number * BLOCK_TOKENS, (request.tenant, block, form)
+
+    def offer(self, request: Request) -> None:
+        """Let others begin with what is in memory now of this turn."""
+        cache = self._hot.get(request.agent_id)
+        end = cache.end if cache else 0
+        for tokens, beginning in self.beginnings(request):
+            if tokens <= end:
+                donors = self._donors.setdefault(beginning, {})
+                donors.pop(request.agent_id, None)
+                donors[request.agent_id] = None
+                self._donors.move_to_end(beginning)
+                if len(donors) > MOST_DONORS:
+                    del donors[next(iter(donors))]
+        while len(self._donors) > MOST_BEGINNINGS:
             self._donors.popitem(last=False)
 
-    def donor(self, request: Request) -> str | None:
-        """An agent whose hot cache has this turn's system prompt, in its form."""
-        key = request.prompt_hash, request.form.index
-        if not request.shared or key not in self._donors:
-            return None
-        donors, beginning = self._donors[key], request.tokens[: request.shared]
-        for agent_id in list(donors):
-            cache = self._hot.get(agent_id)
-            fits = cache is not None and cache.in_form(request.form.spec)
-            if cache is not None and fits and cache.tokens[: request.shared] == beginning:
-                if not self._loaded.spec.checkpointed:
-                    return agent_id
-                if cache.reusable(request.shared) == request.shared:
-                    return agent_id
-            del donors[agent_id]
-        del self._donors[key]
-        return None
+    def donor(self, request: Request) -> tuple[str, int]:
+        """An agent whose hot cache has most of this turn's beginning, in its form, and how many
+        tokens of it; of equal ones the last, whose pieces may end there."""
+        for tokens, beginning in self._longest_first(request, self._donors):
+            donors = self._donors[beginning]
+            found = ("", 0)
+            for agent_id in list(donors)[: -LOOKED_AT - 1 : -1]:
+                common = self._common(self._hot.get(agent_id), request)
+                if common < tokens:
+                    del donors[agent_id]
+                elif common > found[1] and agent_id != request.agent_id:
+                    found = agent_id, common
+            if not donors:
+                del self._donors[beginning]
+            if found[1]:
+                return found
+        return "", 0
 
-    def has_beginning(self, request: Request) -> bool:
-        """Whether the agent's own hot cache has this turn's system prompt."""
-        cache, shared = self._hot.get(request.agent_id), request.shared
-        return cache is not None and cache.tokens[:shared] == request.tokens[:shared]
+    def awaited(self, request: Request, prefilled: Mapping[Beginning, Request]) -> int:
+        """How many tokens of a turn one of those that is just `prefilled` will offer, if nobody has
+        as many yet, and they are worth the wait; 0 if not."""
+        found = self._longest_first(request, prefilled)
+        if not found:
+            return 0
+        tokens, beginning = found[0]
+        other, own = prefilled[beginning], self._common(self._hot.get(request.agent_id), request)
+        if not _is_better(tokens, own, request) or self.donor(request)[1] >= tokens:
+            return 0
+        if tokens > other.shared:
+            # More of it is another's beginning than was known.
+            other.shared = common_prefix(other.tokens[: other.target], request.tokens)
+        elif other.cached >= other.shared:
+            # There was no room to keep it.
+            return 0
+        return tokens if other.shared - other.cached <= 2 * tokens else 0
 
-    def prepare(self, request: Request, asks_for_more: Callable[[Request], bool]) -> None:
-        """Cut the agent's cache to what the turn has in common with it; where that is less than the
-        system prompt, begin with that of an agent with the same one, unless its own goes on
-        behind that, which `asks_for_more` says: then the store is asked first."""
+    def prepare(self, request: Request, asks_for_more: Callable[[Request, int], bool]) -> None:
+        """Cut the agent's cache to what the turn has in common with it; where another's has more
+        of the turn, begin with that, unless its own goes on behind that, which `asks_for_more`
+        says: then the store is asked first."""
         agent_id = request.agent_id
         cache = self._hot.get(agent_id)
         had = cache.end if cache else 0
         common = self._hot.keep_common(agent_id, self._reusable(request), request.form.spec)
         if common < had:
             logger.debug("%r goes back from token %d to %d", agent_id, had, common)
-        more = common < request.shared and not asks_for_more(request)
-        donor = self.donor(request) if more else None
-        if donor is not None:
+        if not _is_better(len(request.tokens), common, request):
+            return
+        donor, tokens = self.donor(request)
+        if _is_better(tokens, common, request) and not asks_for_more(request, tokens):
             # The first tokens of all conversations may be the same.
             self._hot.drop(agent_id)
-            cache = self._hot.share(donor, agent_id, request.tokens[: request.shared])
+            cache = self._hot.share(donor, agent_id, self._reusable(request))
             self.shared_tokens += cache.end
+
+    def _longest_first(
+        self, request: Request, known: Mapping[Beginning, object]
+    ) -> list[tuple[int, Beginning]]:
+        """The beginnings of a turn that are `known`, the longest one first."""
+        found = list[tuple[int, Beginning]]()
+        for tokens, beginning in self.beginnings(request):
+            if beginning in known:
+                found.append((tokens, beginning))
+            elif tokens != request.shared:
+                break
+        return sorted(found, reverse=True)
+
+    def _common(self, cache: HotCache | None, request: Request) -> int:
+        """How many tokens of a turn a cache has that the turn can begin with."""
+        if cache is None or not cache.in_form(request.form.spec):
+            return 0
+        return cache.reusable(common_prefix(cache.tokens, request.tokens))
 
     def _reusable(self, request: Request) -> list[int]:
         """The tokens that the turn may begin with. The last one is fed by the first step, and
         states that have taken it cannot give it back."""
-        if not self._loaded.spec.checkpointed:
+        if not self._spec.checkpointed:
             return request.tokens
         return request.tokens[: request.target]
+
+
+def _is_better(tokens: int, own: int, request: Request) -> bool:
+    """Whether so many `tokens` of another are better for a turn than its agent's `own`, which may
+    be stored already: all of the system prompt, or much more."""
+    return own < request.shared <= tokens or tokens - own >= max(BLOCK_TOKENS, own)

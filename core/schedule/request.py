@@ -44,8 +44,10 @@ class Request:
     `turn` counts the agent's turns and goes into random keys, `serial` names this attempt.
     `suspect` marks a suspect of a failed step, which runs alone for `probation` steps. One
     that is `passing` leaves no KV behind.
-    The first `shared` tokens are a system prompt that other agents may have too; `prompt_hash`
-    is their hash, and whose they are. `preempted` counts how often the turn had to give its row up,
+    The first `shared` tokens are a system prompt that other agents may have too, of which
+    `prompt_hash` is the hash, or more, where others were seen to begin so; `blocks` are hashes of
+    its whole blocks, where somebody asked for them. It shares with those of its `tenant`, with
+    nobody if that is None. `preempted` counts how often the turn had to give its row up,
     the last time after `gave_way_after` turns of the engine had ended. With `choices` (the token
     ids of each,
     its end of turn included) nothing is decoded: they are scored one after the other, and one
@@ -75,6 +77,8 @@ class Request:
     form: KVForm = NO_FORM
     shared: int = 0
     prompt_hash: str = ""
+    tenant: str | None = None
+    blocks: list[str] = field(default_factory=list)
     preempted: int = 0
     gave_way_after: int = 0
     kept: int = 0

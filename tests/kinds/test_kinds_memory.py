@@ -72,7 +72,7 @@ def test_a_beginning_that_agents_share_leaves_the_cache_that_each_would_have_alo
 
     def request(name: str, end: list[int]) -> Request:
         asked = make_request(name, [], [*beginning, *end], SAMPLING)
-        asked.shared, asked.prompt_hash = len(beginning), "the same"
+        asked.shared, asked.prompt_hash, asked.tenant = len(beginning), "the same", ""
         return asked
 
     alone = run_engine(make_engine(loaded, stored=True), [(0, request("b", ends[1]))])["b"]

@@ -7,9 +7,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from makers import LoadGrid, MakeEngine, prompt_of, prompts_of
+from seeded import bug, seeded
 
 from kvactors.core.arena.pieces import HeldPieces
 from kvactors.core.conversation.hashing import tokens_hash
+from kvactors.core.engine import prefix_sharing
 from kvactors.core.engine.engine import Engine, EngineConfig
 from kvactors.core.engine.prefix_sharing import PrefixSharing
 from kvactors.core.errors import InvalidSampling, TurnFailed
@@ -112,12 +114,15 @@ def test_whose_system_prompt_it_was_is_not_remembered_for_ever(
     load_grid: LoadGrid, make_engine: MakeEngine, alike: bool
 ) -> None:
     loaded = load_grid()
-    sharing = PrefixSharing(loaded, make_engine(loaded).memory.hot)
-    most = 64 if alike else 4096
-    for number in range(most + 200):
-        request = make_request(f"{number}", [], prompt_of(70), SHORT)
-        request.shared, request.prompt_hash = 64, "the same" if alike else f"{number}"
-        sharing.offer(request)
+    hot = make_engine(loaded).memory.hot
+    sharing, most = PrefixSharing(loaded, hot), 64 if alike else 100
+    with seeded(bug(prefix_sharing, "MOST_BEGINNINGS")(lambda _: most)):
+        for number in range(most + 200):
+            request = make_request(f"{number}", [], prompt_of(70), SHORT)
+            request.shared, request.tenant = 64, ""
+            request.prompt_hash = "the same" if alike else f"{number}"
+            hot.adopt(request.agent_id, [], request.tokens)
+            sharing.offer(request)
 
     assert len(sharing) == most
 

@@ -151,7 +151,7 @@ def test_turns_that_wait_for_their_kv_do_not_wait_for_each_others_system_prompt(
         engine.prefetch(name, [*beginning, *prompt_of(10)])
     for name in "ab":
         request = make_request(name, [], [*beginning, *prompt_of(20)], Sampling(max_tokens=3))
-        request.shared, request.prompt_hash = 64, "the same"
+        request.shared, request.prompt_hash, request.tenant = 64, "the same", ""
         engine.submit(request)
     engine.step()
 

@@ -48,7 +48,7 @@ def test_who_has_more_than_the_system_prompt_in_the_store_is_restored_beside_oth
 
     def turn(name: str, known: list[int], new: list[int]) -> Finished:
         request = make_request(name, known, new, ANSWER)
-        request.shared, request.prompt_hash = len(beginning), "the same"
+        request.shared, request.prompt_hash, request.tenant = len(beginning), "the same", ""
         engine.submit(request)
         ends = list[Finished]()
         while engine.busy:
@@ -74,7 +74,7 @@ def test_who_has_more_than_the_system_prompt_in_the_store_is_restored_beside_oth
         engine.memory.hot.drop(name)
     for name, known in (("third", []), ("warm", [*beginning, *document])):
         request = make_request(name, known, [*beginning, 7] if not known else [7], ANSWER)
-        request.shared, request.prompt_hash = len(beginning), "the same"
+        request.shared, request.prompt_hash, request.tenant = len(beginning), "the same", ""
         engine.submit(request)
     assert KVNeeded("warm") in engine.step()
 

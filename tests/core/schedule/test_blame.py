@@ -177,7 +177,7 @@ def test_a_beginning_that_cannot_be_offered_once_harms_none_of_its_batch(
     def three(engine: Engine) -> dict[str, list[int]]:
         requests = [make_request(name, [], prompt_of(60, seed=ord(name)), LONG) for name in "abc"]
         for request in requests:
-            request.shared, request.prompt_hash = 50, request.agent_id
+            request.shared, request.prompt_hash, request.tenant = 50, request.agent_id, ""
         ends = run_engine(engine, [(0, request) for request in requests])
         return {name: said(end) for name, end in ends.items()}
 

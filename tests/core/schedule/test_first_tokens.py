@@ -198,7 +198,8 @@ def test_the_beginning_of_a_turn_that_ends_with_it_is_shared(
     for n in range(3):
         prompt = [*begin, *([5 + n] * 10)]
         request = make_request(f"{n}", [], prompt, Sampling(max_tokens=1), serial=n)
-        request.shared, request.prompt_hash, request.passing = len(begin), "same", passing
+        request.shared, request.prompt_hash, request.tenant = len(begin), "same", ""
+        request.passing = passing
         requests.append((0, request))
 
     with drawn_by_chunks() as drawn:
@@ -217,7 +218,7 @@ def test_a_beginning_is_shared_before_a_longer_prompt_has_ended(
     for n, others in enumerate((900, 10)):
         prompt = [*begin, *([5 + n] * others)]
         request = make_request(f"{n}", [], prompt, Sampling(max_tokens=1), serial=n)
-        request.shared, request.prompt_hash = len(begin), "same"
+        request.shared, request.prompt_hash, request.tenant = len(begin), "same", ""
         requests.append((0, request))
 
     run_engine(engine, requests)

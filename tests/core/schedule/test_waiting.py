@@ -122,7 +122,7 @@ def test_a_step_reads_no_more_of_four_thousand_waiting_turns_than_of_four_hundre
         for number in range(count):
             request = watched(make_request(f"{number}", [], [1] * 600, Sampling(max_tokens=9)))
             if sharing:
-                request.shared, request.prompt_hash = 512, "the same"
+                request.shared, request.prompt_hash, request.tenant = 512, "the same", ""
             engine.submit(request)
         engine.step()
         Watched.reads = 0
@@ -145,7 +145,7 @@ def test_who_runs_is_not_looked_through_for_each_turn_that_waits(
         engine.submit(watched(make_request("long", [], [1] * 2600, Sampling(max_tokens=100))))
         for number in range(count):
             request = make_request(f"{number}", [], [2] * 2600, Sampling(max_tokens=100))
-            request.shared, request.prompt_hash = 512, "the same"
+            request.shared, request.prompt_hash, request.tenant = 512, "the same", ""
             engine.submit(request)
         for _ in range(30):
             engine.step()
