@@ -201,11 +201,11 @@ class DecodeBatch:
             return read_flight(flight)
         ahead = set(map(id, flight.requests)) if flight else set()
         fed, places = self._inputs(flight), [Place(r, ahead=id(r) in ahead) for r in self.requests]
+        draws = None if any(place.masked for place in places) else Draws(places)
+        logits, drawn = self._steps.step(self.arena, fed, draws)
         if not any(request.guide for request in self.requests):
-            logits, drawn = self._steps.step(self.arena, fed, Draws(places))
             self._draw(places, fed, logits, drawn)
             return read_flight(flight)
-        logits, _ = self._steps.step(self.arena, fed)
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
         decoded = read_flight(flight)
         self._draw(places, fed, logits)

@@ -34,6 +34,16 @@ class Place:
         """Tokens that the request does not have yet."""
         return len(self.after) + self.ahead
 
+    @property
+    def masked(self) -> bool:
+        """Whether some tokens may not be drawn there."""
+        return self.request.guide is not None or self.too_soon
+
+    @property
+    def too_soon(self) -> bool:
+        """Whether the answer may not end there yet."""
+        return self.request.decoded + self.beyond < self.request.sampling.min_tokens
+
 
 class Draws:
     """How the tokens of `places` are drawn. What shapes the graph is `form`, of each place: its
@@ -136,19 +146,19 @@ def _draw(
 def _within_grammars(
     places: Sequence[Place], logits: "mx.array", errors: dict[int, Exception]
 ) -> "mx.array":
-    """The logits, without what a grammar does not allow next; rows without one as they are."""
+    """The logits, without what may not come next; rows where anything may as they are."""
     import mlx.core as mx
 
     rows, masks = [], []
     for row, place in enumerate(places):
         try:
-            mask = _mask(place)
+            mask = _mask(place, logits.shape[-1])
         except Exception as error:
             errors[row] = error
             continue
         if mask is not None:
             rows.append(row)
-            masks.append(mask[: logits.shape[-1]])
+            masks.append(mask)
     if not rows:
         return logits
     index, allowed = mx.array(rows), mx.array(np.stack(masks)) != 0
@@ -156,13 +166,18 @@ def _within_grammars(
     return logits
 
 
-def _mask(place: Place) -> "np.ndarray[tuple[int], np.dtype[np.uint8]] | None":
-    """What the turn's grammar allows next, uint8 [vocab], if it has one that goes on."""
+def _mask(place: Place, vocab: int) -> "np.ndarray[tuple[int], np.dtype[np.uint8]] | None":
+    """What may come next at a `place`, uint8 [`vocab`]: what the turn's grammar allows, if it has
+    one that goes on, and no end before its time."""
     guide = place.request.guide
+    if place.too_soon:
+        allowed = np.ones(vocab, np.uint8)
+        allowed[[token for token in place.request.stop_tokens if token < vocab]] = 0
+        return allowed
     if guide is None:
         return None
     if not place.ahead:
         guide.follow([*place.request.generated, *place.after])
     if guide.complete or not guide.left:
         return None
-    return np.frombuffer(guide.allowed(), np.uint8)
+    return np.frombuffer(guide.allowed(), np.uint8)[:vocab]

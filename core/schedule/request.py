@@ -123,6 +123,8 @@ class Request:
     @property
     def says_stop(self) -> bool:
         """Whether the token that was decoded last ends the turn, whatever it may still have."""
+        if self.decoded < self.sampling.min_tokens:
+            return False
         if self.tokens[-1] in self.stop_tokens or self.matcher.matches(self.tokens, self.prompt):
             return True
         return self.guide is not None and self.guide.completed_by(self.decoded)

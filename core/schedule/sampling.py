@@ -81,7 +81,8 @@ class Sampling:
     answer is one of these texts, drawn by what the model gives each as a whole, its end of turn
     included (they have an order, and no two may have the same tokens); then of all that shapes the
     answer only `temperature`, `seed` and `seed_alone` apply. With a `grammar` the answer has its
-    form, whole within `max_tokens`. Raises InvalidSampling.
+    form, whole within `max_tokens`. Before `min_tokens` tokens neither the model nor a stop string
+    ends it: as many as `max_tokens`, or more, make it exactly that long. Raises InvalidSampling.
     """
 
     max_tokens: int = 256
@@ -97,13 +98,14 @@ class Sampling:
     choices: tuple[str, ...] = ()
     grammar: Grammar | None = None
     seed_alone: bool = False
+    min_tokens: int = 0
 
     def __post_init__(self) -> None:
         if isinstance(self.choices, set | frozenset):
             raise InvalidSampling(f"choices need an order, which no set has: {self.choices!r:.80}")
         object.__setattr__(self, "stop", _texts("stop", self.stop))
         object.__setattr__(self, "choices", _texts("choices", self.choices))
-        for name, least in (("max_tokens", 1), ("top_k", 0)):
+        for name, least in (("max_tokens", 1), ("top_k", 0), ("min_tokens", 0)):
             object.__setattr__(self, name, _whole(name, getattr(self, name), least, MOST_WHOLE))
         object.__setattr__(self, "seed", _whole("seed", self.seed, LEAST_SEED, MOST_SEED))
         for name, most in _NUMBERS.items():
@@ -121,6 +123,10 @@ class Sampling:
             raise InvalidSampling(f"grammar must be a Grammar, not {self.grammar!r:.80}")
         if self.grammar is not None and self.choices:
             raise InvalidSampling("an answer has a grammar or choices, not both")
+        if self.min_tokens and (self.grammar is not None or self.choices):
+            raise InvalidSampling(
+                f"min_tokens {self.min_tokens}: a grammar or choices say where an answer ends"
+            )
         if self.repetition_penalty == 0:
             raise InvalidSampling("repetition_penalty must be above 0; 1.0 turns it off")
         penalty = min(max(self.repetition_penalty, LEAST_PENALTY), MOST_PENALTY)

@@ -194,3 +194,21 @@ def test_the_first_of_several_works_that_fails_ends_the_others() -> None:
     with pytest.raises(AdmissionFull, match="no room"):
         asyncio.run(all_of([waits, waits, fails, waits]))
     assert len(ended) == 3
+
+
+@pytest.mark.parametrize("given", [{"ignore_eos": True}, {"min_tokens": 40}, {"min_tokens": 99}])
+def test_a_load_tool_gets_answers_of_the_length_that_it_asks_for(
+    client: Any, given: dict[str, Any]
+) -> None:
+    free = ask(client, [TOLD], max_tokens=40)
+
+    measured = ask(client, [TOLD], max_tokens=40, extra_body=given)
+    text = client.completions.create(
+        model="default", prompt="My cat is", max_tokens=40, extra_body=given
+    )
+
+    assert free.usage.completion_tokens < 40
+    for answer in (measured, text):
+        assert answer.usage.completion_tokens == 40
+        assert answer.choices[0].finish_reason == "length"
+        assert answer.usage.prompt_tokens_details.cached_tokens is not None

@@ -167,7 +167,7 @@ def test_what_is_stored_of_ones_own_is_read_before_less_is_taken_of_others(
 def test_where_chunks_have_fixed_ends_system_prompts_alone_are_shared(
     load_grid: LoadGrid, load_family: LoadGrid, make_engine: MakeEngine, kind: str
 ) -> None:
-    loaded = load_grid() if kind == "reproducible" else load_family(kind=kind)
+    loaded = load_grid() if kind == "reproducible" else load_family(kind)
     policy = replace(loaded.policy, reproducible=kind == "reproducible")
     engine = make_engine(replace(loaded, policy=policy))
     say(engine, turn("one", after(WORLD, 1)))

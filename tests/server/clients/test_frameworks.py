@@ -179,14 +179,15 @@ def test_a_response_that_is_cancelled_had_ended(client: Any) -> None:
         ('<context name="gitStatus">On branch main\n', "</context>\nBe brief."),
         ("## Git Status\n\n```\nM one.py\n", "\n```\n\n<budget>100</budget>"),
         ("Remember.\n<working_memory_data>\n", "</working_memory_data>\nBe brief."),
+        ("<session_context>\nSession folder: ", "\n</session_context>\nBe brief."),
     ],
-    ids=["qwen", "continue", "gptme", "mastra"],
+    ids=["qwen", "continue", "gptme", "mastra", "copilot"],
 )
 def test_what_changes_of_itself_is_no_difference_between_two_beginnings(
     before: str, behind: str
 ) -> None:
-    """As Qwen Code 0.24, Continue 1.5 and gptme write git's state into their system prompts, and
-    Mastra what its model said to remember."""
+    """As Qwen Code 0.24, Continue 1.5 and gptme write git's state into their system prompts, Mastra
+    what its model said to remember, and GitHub's Copilot where its session is kept."""
     clean, edited = (strip(before + said + behind, shipped_rules()) for said in ("clean", "M a.py"))
 
     assert clean.text == edited.text

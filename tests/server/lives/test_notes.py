@@ -142,6 +142,39 @@ def test_lines_of_documents_are_no_dates_of_today(server: Server) -> None:
     assert "9 August 2024" in about("9 August 2024")
 
 
+LINES = (
+    "- The current date and time is: {}T11:36:15Z",
+    "The current date and time is: {}",
+    "Today is {}.",
+    "The current date is {}",
+)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_todays_date_is_known_by_the_lines_that_frameworks_write(server: Server, line: str) -> None:
+    def said(day: str) -> httpx.Response:
+        system = {"role": "system", "content": f"{RULES}\n{line.format(day)}\nBe brief."}
+        return post(server, {"messages": [system, user("hello")], "max_tokens": 4})
+
+    said(OLD)
+    other = said(NEW)
+
+    assert other.headers["x-kvactors-kept"] == "date"
+    assert f"Today's date is now {line.format(NEW).split('is')[1].strip(': ')}" in heard(
+        server, other
+    )
+
+
+def test_what_today_is_else_is_no_date(server: Server) -> None:
+    def said(day: str) -> httpx.Response:
+        system = {"role": "system", "content": f"{RULES}\nToday is a {day} for all of us."}
+        return post(server, {"messages": [system, user("hello")], "max_tokens": 4})
+
+    said("holiday")
+
+    assert "x-kvactors-kept" not in said("working day").headers
+
+
 def test_of_two_dates_neither_is_taken_for_todays(server: Server) -> None:
     def said(day: str) -> httpx.Response:
         dates = f"Today's date is {day}\nToday's date is 2001-01-01"

@@ -109,6 +109,7 @@ class TurnBody(Asked):
     )
     stream: bool = Field(False, description="Answer with server-sent events.")
     max_tokens: int = 256
+    min_tokens: int = 0
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
@@ -125,6 +126,7 @@ class TurnBody(Asked):
         """How it is decoded. Raises InvalidSampling."""
         return Sampling(
             max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,

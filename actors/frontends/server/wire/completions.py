@@ -182,7 +182,7 @@ def _reason(ended: Completed) -> str:
     return "length" if whole(ended).reason == "length" else "stop"
 
 
-def _usage(usages: Sequence[Usage], times: int) -> dict[str, int]:
+def _usage(usages: Sequence[Usage], times: int) -> dict[str, Any]:
     """Of all texts; a prompt that is gone on with several `times` counts once."""
     prompt = sum(usage.prompt for usage in usages[::times])
     answered = sum(usage.answer for usage in usages)
@@ -190,6 +190,7 @@ def _usage(usages: Sequence[Usage], times: int) -> dict[str, int]:
         "prompt_tokens": prompt,
         "completion_tokens": answered,
         "total_tokens": prompt + answered,
+        "prompt_tokens_details": {"cached_tokens": sum(one.cached for one in usages[::times])},
     }
 
 

@@ -80,6 +80,8 @@ class Drawn(Body):
     top_k: int | None = Field(None, ge=-1, le=MOST_WHOLE)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, allow_inf_nan=False)
+    min_tokens: int | None = Field(None, ge=0, le=MOST_WHOLE)
+    ignore_eos: bool | None = None
 
     def filters(self) -> dict[str, Any]:
         """These in the engine's words, but for those that are left out; a temperature is 1 then."""
@@ -88,6 +90,8 @@ class Drawn(Body):
         if found.get("top_k") == -1:
             # Others' word for none.
             found["top_k"] = 0
+        if found.pop("ignore_eos", False):
+            found["min_tokens"] = MOST_WHOLE
         if "top_p" in found:
             # To the engine 0 says that there is none: clients mean the narrowest.
             found["top_p"] = max(found["top_p"], sys.float_info.epsilon)

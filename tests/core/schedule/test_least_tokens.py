@@ -1,0 +1,66 @@
+"""An answer of at least so many tokens: nothing ends it before."""
+
+from dataclasses import replace
+
+import pytest
+from makers import LoadGrid, MakeEngine, prompt_of
+
+from kvactors import Grammar, Sampling
+from kvactors.core.errors import InvalidSampling
+from kvactors.core.schedule.request import Request
+from kvactors.core.testing.engines import make_request, run_engine
+
+PLAIN = Sampling(max_tokens=12)
+KINDS = {
+    "greedy": PLAIN,
+    "drawn": replace(PLAIN, temperature=0.9, top_p=0.9, seed=3, seed_alone=True),
+    "with log-probabilities": replace(PLAIN, top_logprobs=2),
+}
+
+
+def said(engine: MakeEngine, load: LoadGrid, *requests: Request) -> list[list[int]]:
+    ends = run_engine(engine(load()), [(0, request) for request in requests])
+    return [ends[request.agent_id].request.generated for request in requests]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("least", [1, 4, 12, 99])
+def test_no_end_of_turn_comes_before_its_time(
+    load_grid: LoadGrid, make_engine: MakeEngine, kind: str, least: int
+) -> None:
+    sampling, prompt = KINDS[kind], prompt_of(40)
+    (free,) = said(make_engine, load_grid, make_request("a", [], prompt, sampling))
+    # What the model likes to say would each end it.
+    ends = set(free[:6])
+    rows = [
+        make_request(name, [], prompt, some, stop_tokens=ends)
+        for name, some in (("a", replace(sampling, min_tokens=least)), ("b", sampling))
+    ]
+
+    long, short = said(make_engine, load_grid, *rows)
+
+    assert short == free[:1]
+    assert not ends & set(long[: min(least, 12)])
+    assert min(least, 12) <= len(long) <= 12
+    assert len(long) == 12 or long[-1] in ends
+
+
+def test_no_stop_string_ends_it_before(load_grid: LoadGrid, make_engine: MakeEngine) -> None:
+    prompt = prompt_of(40)
+    (free,) = said(make_engine, load_grid, make_request("a", [], prompt, PLAIN))
+    stops = replace(PLAIN, stop=(chr(free[1]),))
+
+    (early,) = said(make_engine, load_grid, make_request("a", [], prompt, stops))
+    late = make_request("a", [], prompt, replace(stops, min_tokens=9))
+
+    assert early == free[:2]
+    assert said(make_engine, load_grid, late)[0][:9] == free[:9]
+
+
+def test_what_says_itself_where_it_ends_has_no_least() -> None:
+    for more in ({"choices": ("a", "b")}, {"grammar": Grammar.regex("a+")}):
+        with pytest.raises(InvalidSampling, match="min_tokens 3"):
+            Sampling(min_tokens=3, **more)  # type: ignore[arg-type]
+    for least in (-1, 1.5, "3", True):
+        with pytest.raises(InvalidSampling, match="min_tokens"):
+            Sampling(min_tokens=least)  # type: ignore[arg-type]
