@@ -152,7 +152,7 @@ class Admission:
             if not has_place and (full or len(held) >= places):
                 continue
             for other in ahead:
-                prefilled |= self._prefills(other)
+                prefilled |= self._sharing.prefilled_by(other)
             ahead = [request] if has_place else []
             waits = self._transfer.reading(request.agent_id) or self._follows(request, prefilled)
             if waits or len(active) >= places:
@@ -200,20 +200,11 @@ class Admission:
     def _backed_up(self) -> bool:
         return self._memory.backlog > self._config.backlog_limit
 
-    def _prefills(self, other: Request) -> dict[Beginning, Request]:
-        """What a turn is to prefill that others may begin with, too."""
-        if not other.remaining or self._transfer.must_ask(other):
-            return {}
-        return {
-            beginning: other
-            for tokens, beginning in self._sharing.beginnings(other)
-            if tokens > other.kept
-        }
-
     def _follows(self, request: Request, prefilled: Mapping[Beginning, Request]) -> bool:
         """Whether what this turn begins with is just `prefilled` by another."""
-        tokens = self._sharing.awaited(request, prefilled) if prefilled else 0
-        return tokens > 0 and not self._transfer.must_ask_for_more(request, tokens)
+        if not prefilled or self._transfer.must_ask_for_more(request):
+            return False
+        return self._sharing.awaits(request, prefilled)
 
     def _gave_way_to(self, request: Request, running: Sequence[Request]) -> bool:
         """Whether the turns that this one gave way to still run, all of them."""
@@ -277,5 +268,6 @@ class Admission:
             return
         self.note_cache(request)
         request.kept = 0 if request.scoring else min(cache.end, request.target)
+        self._sharing.offer(request)
         request.admitted_at = self._clock()
         self.counts[_COUNTED[request.cache_state]] += 1

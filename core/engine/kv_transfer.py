@@ -67,9 +67,9 @@ class KVTransfer:
         known = request.agent_id in self._memory.hot or request.agent_id in self._reads
         return self._stored and request.past > 0 and not known
 
-    def must_ask_for_more(self, request: Request, tokens: int) -> bool:
-        """Whether the store may know more of it than so many `tokens`, which others have."""
-        return request.past > tokens and self.must_ask(request)
+    def must_ask_for_more(self, request: Request) -> bool:
+        """Whether the store may know more than the system prompt that others have in memory."""
+        return request.past > request.shared and self.must_ask(request)
 
     def ask(self, agent_id: str, nbytes: int, tokens: list[int] | None = None) -> None:
         """Note that the store is asked for the KV of `agent_id`, for which `nbytes` are promised;

@@ -92,25 +92,33 @@ class PrefixSharing:
                 return found
         return "", 0
 
-    def awaited(self, request: Request, prefilled: Mapping[Beginning, Request]) -> int:
-        """How many tokens of a turn one of those that is just `prefilled` will offer, if nobody has
-        as many yet, and they are worth the wait; 0 if not."""
+    def prefilled_by(self, request: Request) -> dict[Beginning, Request]:
+        """What a turn will prefill, or restore, that others may begin with, too."""
+        if not request.remaining:
+            return {}
+        return {
+            found: request for tokens, found in self.beginnings(request) if tokens > request.kept
+        }
+
+    def awaits(self, request: Request, prefilled: Mapping[Beginning, Request]) -> bool:
+        """Whether a turn is to wait for one of those by whom its beginning is just `prefilled`,
+        since nobody has as much of it yet: that is offered when it is there."""
         found = self._longest_first(request, prefilled)
         if not found:
-            return 0
+            return False
         tokens, beginning = found[0]
         other, own = prefilled[beginning], self._common(self._hot.get(request.agent_id), request)
         if not _is_better(tokens, own, request) or self.donor(request)[1] >= tokens:
-            return 0
+            return False
         if tokens > other.shared:
             # More of it is another's beginning than was known.
             other.shared = common_prefix(other.tokens[: other.target], request.tokens)
         elif other.cached >= other.shared:
             # There was no room to keep it.
-            return 0
-        return tokens if other.shared - other.cached <= 2 * tokens else 0
+            return False
+        return other.shared - other.cached <= 2 * tokens
 
-    def prepare(self, request: Request, asks_for_more: Callable[[Request, int], bool]) -> None:
+    def prepare(self, request: Request, asks_for_more: Callable[[Request], bool]) -> None:
         """Cut the agent's cache to what the turn has in common with it; where another's has more
         of the turn, begin with that, unless its own goes on behind that, which `asks_for_more`
         says: then the store is asked first."""
@@ -123,7 +131,7 @@ class PrefixSharing:
         if not _is_better(len(request.tokens), common, request):
             return
         donor, tokens = self.donor(request)
-        if _is_better(tokens, common, request) and not asks_for_more(request, tokens):
+        if _is_better(tokens, common, request) and not asks_for_more(request):
             # The first tokens of all conversations may be the same.
             self._hot.drop(agent_id)
             cache = self._hot.share(donor, agent_id, self._reusable(request))

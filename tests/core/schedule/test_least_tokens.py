@@ -60,7 +60,7 @@ def test_no_stop_string_ends_it_before(load_grid: LoadGrid, make_engine: MakeEng
 def test_what_says_itself_where_it_ends_has_no_least() -> None:
     for more in ({"choices": ("a", "b")}, {"grammar": Grammar.regex("a+")}):
         with pytest.raises(InvalidSampling, match="min_tokens 3"):
-            Sampling(min_tokens=3, **more)  # type: ignore[arg-type]
+            Sampling(min_tokens=3, **more)
     for least in (-1, 1.5, "3", True):
         with pytest.raises(InvalidSampling, match="min_tokens"):
             Sampling(min_tokens=least)  # type: ignore[arg-type]

@@ -225,8 +225,8 @@ def test_a_failed_save_is_told(open_system: OpenSystem) -> None:
 def test_who_leaves_memory_is_told_with_what_that_freed(open_system: OpenSystem) -> None:
     system = open_system(grid, store=False, attention="packed", memory_budget=1_600_000)
     with system.trace() as recorder:
-        for name in "abcdefgh":
-            system.spawn(name).ask([3] * 600, sampling=SHORT).get(timeout=WAIT)
+        for number, name in enumerate("abcdefgh", 3):
+            system.spawn(name).ask([number] * 600, sampling=SHORT).get(timeout=WAIT)
 
     evicted = of(recorder, Evicted)
     assert len(evicted) == system.stats()["evictions"] > 0
