@@ -5,13 +5,14 @@ import importlib.util
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 
 import pytest
 from house import FOLDERS, MODULES, ROOT, files, module, tree
 
 import kvactors.actors
 
-# Rooms and modules that must load neither MLX nor pykka, each in a process of its own.
+# Rooms and modules that must load neither MLX nor pykka.
 TENSOR_FREE = (
     "core/blas",
     "core/errors",
@@ -42,6 +43,7 @@ MLX_FREE = (
     "actors/turns",
     "actors/workers",
 )
+HEAVY = {"mlx", "mlx_lm", "transformers", "tokenizers", "torch"}
 
 
 def loaded_after(*modules: str) -> set[str]:
@@ -60,18 +62,23 @@ def members(place: str) -> list[str]:
     return [module(path) for path in found]
 
 
-@pytest.mark.parametrize("place", TENSOR_FREE)
-def test_what_has_no_tensors_loads_no_mlx_and_no_pykka(place: str) -> None:
-    loaded = loaded_after(*members(place))
+def who_loads(heavy: set[str], places: Sequence[str]) -> list[str]:
+    """Those of `places` that load something `heavy`: asked one by one if all together do."""
+    if not heavy & loaded_after(*(name for place in places for name in members(place))):
+        return []
+    return [place for place in places if heavy & loaded_after(*members(place))]
 
-    assert not loaded & {"mlx", "mlx_lm", "transformers", "tokenizers", "torch", "pykka"}
+
+def test_what_has_no_tensors_loads_no_mlx_and_no_pykka() -> None:
+    assert who_loads({*HEAVY, "pykka"}, TENSOR_FREE) == []
 
 
-@pytest.mark.parametrize("place", MLX_FREE)
-def test_actors_load_no_mlx(place: str) -> None:
-    loaded = loaded_after(*members(place))
+def test_actors_load_no_mlx() -> None:
+    assert who_loads(HEAVY, MLX_FREE) == []
 
-    assert not loaded & {"mlx", "mlx_lm", "transformers", "tokenizers", "torch"}
+
+def test_what_loads_something_is_named() -> None:
+    assert who_loads({"pykka"}, [*TENSOR_FREE, "actors/runtime"]) == ["actors/runtime"]
 
 
 def test_importing_the_public_interface_loads_no_mlx() -> None:
