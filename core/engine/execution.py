@@ -153,7 +153,7 @@ class Execution:
         computed = len(chunks) * max(chunk.tokens for chunk in chunks)
         self._scheduler.record_prefill(computed, self._clock() - begin, decoding=decoding)
         for request in requests:
-            if 0 < request.shared <= request.cached:
+            if 0 < request.offered <= request.cached:
                 # It may end in this chunk.
                 self._offer_beginning(request)
             self.preemption.keep_closed(request)
@@ -205,15 +205,15 @@ class Execution:
         yield Ended(request, "stop")
 
     def _offer_beginning(self, request: Request) -> None:
-        """The system prompt's KV becomes hot at once: agents that share it wait for it."""
+        """What others may begin with becomes hot at once: they wait for it."""
         batch = self._running.prefill_batch([request])
         cache = self._memory.hot.touch(request.agent_id, self._clock())
-        late = self._late_checkpoints and request.cached > request.shared
-        needed = request.shared > cache.end and not late
-        if needed and self.preemption.can_keep(request, request.shared):
-            beginning = request.tokens[: request.shared]
+        late = self._late_checkpoints and request.cached > request.offered
+        needed = request.offered > cache.end and not late
+        if needed and self.preemption.can_keep(request, request.offered):
+            beginning = request.tokens[: request.offered]
+            cache.borrowed = cache.borrowed or not cache.end
             self._memory.hot.take(request.agent_id, batch.arena, batch.row(request), beginning)
-            cache.borrowed = True
         self._sharing.offer(request)
 
     # -- decode ------------------------------------------------------------------------

@@ -63,7 +63,8 @@ class PrefixSharing:
         """Let others begin with what is in memory now of this turn."""
         cache = self._hot.get(request.agent_id)
         end = cache.end if cache else 0
-        for tokens, beginning in self.beginnings(request):
+        # Of those that are forgotten first the long ones are: without a short one none is found.
+        for tokens, beginning in reversed(list(self.beginnings(request))):
             if tokens <= end:
                 donors = self._donors.setdefault(beginning, {})
                 donors.pop(request.agent_id, None)
@@ -96,27 +97,30 @@ class PrefixSharing:
         """What a turn will prefill, or restore, that others may begin with, too."""
         if not request.remaining:
             return {}
-        return {
-            found: request for tokens, found in self.beginnings(request) if tokens > request.kept
-        }
+        return {found: request for _, found in self.beginnings(request)}
 
     def awaits(self, request: Request, prefilled: Mapping[Beginning, Request]) -> bool:
         """Whether a turn is to wait for one of those by whom its beginning is just `prefilled`,
-        since nobody has as much of it yet: that is offered when it is there."""
+        since nobody has as much of it yet: that is offered when it is there. For one that is less
+        urgent it waits for a system prompt alone."""
         found = self._longest_first(request, prefilled)
         if not found:
             return False
         tokens, beginning = found[0]
         other, own = prefilled[beginning], self._common(self._hot.get(request.agent_id), request)
-        if not _is_better(tokens, own, request) or self.donor(request)[1] >= tokens:
+        less_urgent = other.priority < request.priority and tokens != request.shared
+        if less_urgent or not _is_better(tokens, own, request) or self._has(request, tokens):
             return False
-        if tokens > other.shared:
+        if tokens > other.offered:
             # More of it is another's beginning than was known.
-            other.shared = common_prefix(other.tokens[: other.target], request.tokens)
-        elif other.cached >= other.shared:
+            common = common_prefix(other.tokens[: other.target], request.tokens)
+            if common < min(tokens, request.target):
+                return False
+            other.awaited = common
+        elif other.cached >= other.offered:
             # There was no room to keep it.
             return False
-        return other.shared - other.cached <= 2 * tokens
+        return other.offered - other.cached <= 2 * tokens
 
     def prepare(self, request: Request, asks_for_more: Callable[[Request], bool]) -> None:
         """Cut the agent's cache to what the turn has in common with it; where another's has more
@@ -133,9 +137,16 @@ class PrefixSharing:
         donor, tokens = self.donor(request)
         if _is_better(tokens, common, request) and not asks_for_more(request):
             # The first tokens of all conversations may be the same.
+            unwritten = cache.unwritten if cache else 0
             self._hot.drop(agent_id)
             cache = self._hot.share(donor, agent_id, self._reusable(request))
+            cache.unwritten = unwritten
             self.shared_tokens += cache.end
+
+    def _has(self, request: Request, tokens: int) -> bool:
+        """Whether somebody has so many tokens of a turn in memory."""
+        known = self._longest_first(request, self._donors)
+        return bool(known) and known[0][0] >= tokens and self.donor(request)[1] >= tokens
 
     def _longest_first(
         self, request: Request, known: Mapping[Beginning, object]

@@ -41,8 +41,9 @@ class Place:
 
     @property
     def too_soon(self) -> bool:
-        """Whether the answer may not end there yet."""
-        return self.request.decoded + self.beyond < self.request.sampling.min_tokens
+        """Whether the answer may not end there yet, though no grammar says what it is."""
+        least = 0 if self.request.guide else self.request.sampling.min_tokens
+        return self.request.decoded + self.beyond < least
 
 
 class Draws:
@@ -152,13 +153,14 @@ def _within_grammars(
     rows, masks = [], []
     for row, place in enumerate(places):
         try:
-            mask = _mask(place, logits.shape[-1])
+            mask = _mask(place)
         except Exception as error:
             errors[row] = error
             continue
         if mask is not None:
             rows.append(row)
-            masks.append(mask)
+            masks.append(mask[: logits.shape[-1]])
+    logits = _unended(places, logits)
     if not rows:
         return logits
     index, allowed = mx.array(rows), mx.array(np.stack(masks)) != 0
@@ -166,18 +168,27 @@ def _within_grammars(
     return logits
 
 
-def _mask(place: Place, vocab: int) -> "np.ndarray[tuple[int], np.dtype[np.uint8]] | None":
-    """What may come next at a `place`, uint8 [`vocab`]: what the turn's grammar allows, if it has
-    one that goes on, and no end before its time."""
+def _unended(places: Sequence[Place], logits: "mx.array") -> "mx.array":
+    """The logits [places, vocab], without an end of turn before its time."""
+    import mlx.core as mx
+
+    early = dict[frozenset[int], list[int]]()
+    for row, place in enumerate(places):
+        if place.too_soon:
+            early.setdefault(place.request.stop_tokens, []).append(row)
+    for ends, rows in early.items():
+        if ids := [token for token in ends if token < logits.shape[-1]]:
+            logits[mx.array(rows)[:, None], mx.array(ids)] = -mx.inf
+    return logits
+
+
+def _mask(place: Place) -> "np.ndarray[tuple[int], np.dtype[np.uint8]] | None":
+    """What the turn's grammar allows next, uint8 [vocab], if it has one that goes on."""
     guide = place.request.guide
-    if place.too_soon:
-        allowed = np.ones(vocab, np.uint8)
-        allowed[[token for token in place.request.stop_tokens if token < vocab]] = 0
-        return allowed
     if guide is None:
         return None
     if not place.ahead:
         guide.follow([*place.request.generated, *place.after])
     if guide.complete or not guide.left:
         return None
-    return np.frombuffer(guide.allowed(), np.uint8)[:vocab]
+    return np.frombuffer(guide.allowed(), np.uint8)

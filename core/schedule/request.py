@@ -45,7 +45,7 @@ class Request:
     `suspect` marks a suspect of a failed step, which runs alone for `probation` steps. One
     that is `passing` leaves no KV behind.
     The first `shared` tokens are a system prompt that other agents may have too, of which
-    `prompt_hash` is the hash, or more, where others were seen to begin so; `blocks` are hashes of
+    `prompt_hash` is the hash; `awaited` are as many as others wait for, and `blocks` hashes of
     its whole blocks, where somebody asked for them. It shares with those of its `tenant`, with
     nobody if that is None. `preempted` counts how often the turn had to give its row up,
     the last time after `gave_way_after` turns of the engine had ended. With `choices` (the token
@@ -79,6 +79,7 @@ class Request:
     prompt_hash: str = ""
     tenant: str | None = None
     blocks: list[str] = field(default_factory=list)
+    awaited: int = 0
     preempted: int = 0
     gave_way_after: int = 0
     kept: int = 0
@@ -123,8 +124,6 @@ class Request:
     @property
     def says_stop(self) -> bool:
         """Whether the token that was decoded last ends the turn, whatever it may still have."""
-        if self.decoded < self.sampling.min_tokens:
-            return False
         if self.tokens[-1] in self.stop_tokens or self.matcher.matches(self.tokens, self.prompt):
             return True
         return self.guide is not None and self.guide.completed_by(self.decoded)
@@ -147,6 +146,11 @@ class Request:
     def longest_choice(self) -> int:
         """Tokens of the longest of its choices; its row has room for them behind its prompt."""
         return max(map(len, self.choices), default=0)
+
+    @property
+    def offered(self) -> int:
+        """Tokens at its beginning that others may begin with as soon as they are cached."""
+        return max(self.shared, self.awaited)
 
     @property
     def remaining(self) -> int:

@@ -81,8 +81,8 @@ class Sampling:
     answer is one of these texts, drawn by what the model gives each as a whole, its end of turn
     included (they have an order, and no two may have the same tokens); then of all that shapes the
     answer only `temperature`, `seed` and `seed_alone` apply. With a `grammar` the answer has its
-    form, whole within `max_tokens`. Before `min_tokens` tokens neither the model nor a stop string
-    ends it: as many as `max_tokens`, or more, make it exactly that long. Raises InvalidSampling.
+    form, whole within `max_tokens`. Any other answer is not ended by the model before `min_tokens`
+    tokens: as many as `max_tokens`, or more, measure it. Raises InvalidSampling.
     """
 
     max_tokens: int = 256
@@ -123,10 +123,6 @@ class Sampling:
             raise InvalidSampling(f"grammar must be a Grammar, not {self.grammar!r:.80}")
         if self.grammar is not None and self.choices:
             raise InvalidSampling("an answer has a grammar or choices, not both")
-        if self.min_tokens and (self.grammar is not None or self.choices):
-            raise InvalidSampling(
-                f"min_tokens {self.min_tokens}: a grammar or choices say where an answer ends"
-            )
         if self.repetition_penalty == 0:
             raise InvalidSampling("repetition_penalty must be above 0; 1.0 turns it off")
         penalty = min(max(self.repetition_penalty, LEAST_PENALTY), MOST_PENALTY)

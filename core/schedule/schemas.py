@@ -82,6 +82,8 @@ class Held:
         found = {key: self._part(key, value) for key, value in schema.items()}
         if "propertyNames" in found:
             _name(found)
+        if self._lenient and isinstance(found.get("patternProperties"), dict):
+            self._loosen(found, found["patternProperties"])
         if isinstance(pattern := found.get("pattern"), str):
             self._match(found, pattern)
         form = found.get("format")
@@ -99,10 +101,19 @@ class Held:
             return {name: self._read(part) for name, part in value.items()}
         return self._read(value)
 
+    def _loosen(self, found: dict[str, Any], named: dict[str, Any]) -> None:
+        """Leave out of what is `found` those names of which the patterns are unknown."""
+        for pattern in filter(_unknown, tuple(named)):
+            del named[pattern]
+            found["additionalProperties"] = True
+            self.left.append(f"pattern {pattern}")
+
     def _match(self, found: dict[str, Any], pattern: str) -> None:
         if pattern in _ZODS:
             del found["pattern"]
-            found |= _ZODS[pattern] | found
+            held = _ZODS[pattern]
+            most = [part["maxLength"] for part in (found, held) if "maxLength" in part]
+            found |= held | ({"maxLength": min(most)} if most else {})
         elif self._lenient and _unknown(pattern):
             del found["pattern"]
             self.left.append(f"pattern {pattern}")

@@ -186,3 +186,68 @@ def test_prompts_of_all_lengths_are_answered_as_if_alone(
         request = turn(f"{number}", [*WORLD[:length], *rest[: length // 9]])
         say(engine, request)
         assert request.generated == answered_alone(make_engine, load_grid, request)
+
+
+@pytest.mark.parametrize("had", [0, 300])
+def test_nobody_computes_what_one_that_has_some_of_it_just_prefills(
+    load_grid: LoadGrid, make_engine: MakeEngine, had: int
+) -> None:
+    engine, requests = make_engine(load_grid()), [turn(f"{n}", after(WORLD, n)) for n in range(4)]
+    if had:
+        say(engine, turn("some", after(WORLD[:had], 9)))
+
+    say(engine, *requests)
+
+    assert [request.kept for request in requests] == [had] + [len(WORLD)] * 3
+
+
+def test_the_more_urgent_does_not_wait(load_grid: LoadGrid, make_engine: MakeEngine) -> None:
+    engine = make_engine(load_grid())
+    low, high = turn("low", after(WORLD, 1)), turn("high", after(WORLD, 2))
+    high.priority = 1
+
+    engine.submit(low)
+    engine.step()
+    engine.submit(high)
+    engine.step()
+
+    assert high.admitted_at
+    run_engine(engine, [])
+
+
+def test_whose_beginning_was_awaited_is_alike_to_no_other_one(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    engine, other = make_engine(load_grid()), prompt_of(900, seed=8)
+    requests = [turn("x", after(WORLD, 1)), turn("y", after(other, 1))]
+    for request in requests:
+        request.awaited = 700
+
+    engine.submit(requests[0])
+    engine.step()
+    engine.submit(requests[1])
+    engine.step()
+
+    assert requests[1].admitted_at
+    run_engine(engine, [])
+
+
+def test_whose_own_beginning_others_waited_for_stays_hot(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(load_grid())
+    first = say(engine, turn("a", WORLD[:20]))["a"].request
+    known = first.tokens
+    longer = [*known, *prompt_of(900, seed=3)]
+    second, other = turn("a", longer[len(known) :], known=known), turn("b", after(longer, 1))
+
+    seen = set[bool]()
+
+    def look(_step: int) -> None:
+        cache = engine.memory.hot.get("a")
+        seen.add(cache is not None and cache.borrowed)
+
+    ends = run_engine(engine, [(0, second), (0, other)], look)
+
+    assert ends["b"].request.kept >= len(longer) - 1
+    assert seen == {False}

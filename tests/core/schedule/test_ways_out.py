@@ -188,10 +188,21 @@ LEFT = [
     ({"type": "string", "pattern": "^(?!x)[a-z]+$"}, "x", "pattern ^(?!x)"),
     ({"type": "string", "format": "iri"}, "x", "iri"),
     ({"type": "object", "propertyNames": {"minLength": 3}}, {"a": 1}, "propertyNames"),
+    (
+        {
+            "type": "object",
+            "patternProperties": {"^(?!x)": {"type": "null"}},
+            "additionalProperties": False,
+        },
+        {"a": 1},
+        "pattern ^(?!x)",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("schema", "value", "left"), LEFT, ids=[left for *_, left in LEFT])
+@pytest.mark.parametrize(
+    ("schema", "value", "left"), LEFT, ids=["items", "text", "format", "names", "name"]
+)
 @pytest.mark.parametrize("text", [False, True], ids=["object", "text"])
 def test_a_lenient_grammar_leaves_out_what_cannot_be_held_to_and_names_it(
     tokens: GrammarTokens, schema: Schema, value: Any, left: str, text: bool
@@ -208,6 +219,16 @@ def test_a_lenient_grammar_leaves_out_what_cannot_be_held_to_and_names_it(
     said = tokens.encode(json.dumps({"v": value}).encode())
     assert matcher.try_consume_tokens(said) == len(said)
     assert not matcher.try_consume_tokens(tokens.encode(b", "))
+
+
+def test_a_length_of_ones_own_is_no_longer_than_zods(tokens: GrammarTokens) -> None:
+    pattern = ZODS["hostname"][0]
+    long = ".".join(["a" * 62] * 4) + ".bcd"
+
+    for most, right in ((1000, "a" * 20), (9, "a" * 9)):
+        schema = one(pattern=pattern, format="hostname", maxLength=most)
+        assert takes(tokens, schema, {"v0": right})
+        assert not takes(tokens, schema, {"v0": right + "b" * 50 if most == 9 else long})
 
 
 def test_a_lenient_grammar_holds_to_all_else() -> None:
