@@ -55,6 +55,7 @@ def test_what_they_have_in_common_is_computed_once(
 
     assert [request.kept for request in requests] == [0] + [len(WORLD)] * 3
     assert engine.stats()["shared_tokens"] == 3 * len(WORLD)
+    assert {request.shared for request in requests} == {0}
     for request in requests:
         assert request.generated == answered_alone(make_engine, load_grid, request)
 
@@ -82,6 +83,19 @@ def test_the_longest_beginning_is_taken(load_grid: LoadGrid, make_engine: MakeEn
     say(engine, last)
 
     assert last.kept == len(longer)
+
+
+def test_of_those_with_the_same_blocks_the_one_with_most_is_taken(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(load_grid())
+    for number, had in enumerate((len(WORLD), 520)):
+        say(engine, turn(f"{number}", after(WORLD[:had], number)))
+
+    last = turn("last", after(WORLD, 9))
+    say(engine, last)
+
+    assert last.kept == len(WORLD)
 
 
 def test_who_has_some_of_it_takes_what_is_much_more(
