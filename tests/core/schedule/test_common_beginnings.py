@@ -85,11 +85,12 @@ def test_the_longest_beginning_is_taken(load_grid: LoadGrid, make_engine: MakeEn
     assert last.kept == len(longer)
 
 
+@pytest.mark.parametrize("lengths", [(len(WORLD), 520), (520, len(WORLD))])
 def test_of_those_with_the_same_blocks_the_one_with_most_is_taken(
-    load_grid: LoadGrid, make_engine: MakeEngine
+    load_grid: LoadGrid, make_engine: MakeEngine, lengths: tuple[int, int]
 ) -> None:
     engine = make_engine(load_grid())
-    for number, had in enumerate((len(WORLD), 520)):
+    for number, had in enumerate(lengths):
         say(engine, turn(f"{number}", after(WORLD[:had], number)))
 
     last = turn("last", after(WORLD, 9))
