@@ -41,6 +41,21 @@ def items(*between: dict[str, Any]) -> list[dict[str, Any]]:
     [
         (
             "chat/completions",
+            CHAT | {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats",
+        ),
+        (
+            "completions",
+            {"prompt": "hello", "max_tokens": 4, "stream_options": {"extra": 1}},
+            "stream_options.extra",
+        ),
+        (
+            "responses",
+            RESPONSE | {"stream_options": {"include_obfuscation": True}},
+            "stream_options",
+        ),
+        (
+            "chat/completions",
             CHAT | {"tools": [{"type": "custom", "custom": RUN}], "tool_choice": "required"},
             "tools: custom",
         ),
