@@ -268,6 +268,5 @@ class Admission:
             return
         self.note_cache(request)
         request.kept = 0 if request.scoring else min(cache.end, request.target)
-        self._sharing.offer(request)
         request.admitted_at = self._clock()
         self.counts[_COUNTED[request.cache_state]] += 1

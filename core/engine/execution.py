@@ -214,7 +214,9 @@ class Execution:
             beginning = request.tokens[: request.offered]
             cache.borrowed = cache.borrowed or not cache.end
             self._memory.hot.take(request.agent_id, batch.arena, batch.row(request), beginning)
-        self._sharing.offer(request)
+        if request.offered:
+            # Anything else is offered when the turn has ended: nobody waits for it.
+            self._sharing.offer(request)
 
     # -- decode ------------------------------------------------------------------------
 

@@ -178,6 +178,24 @@ def test_what_is_stored_of_ones_own_is_read_before_less_is_taken_of_others(
     assert ends["own"].request.kept > len(WORLD)
 
 
+def test_who_waits_for_what_is_restored_begins_with_it(load_grid: LoadGrid) -> None:
+    engine = Engine(load_grid(), EngineConfig(4, 1 << 28, stored=True))
+    own, stored = after(WORLD, 1), list[Segment]()
+    stored += say(engine, turn("own", own))["own"].exported
+    engine.saved("own", sum(part.nbytes for part in stored))
+    engine.memory.hot.drop("own")
+    mine, other = turn("own", [5, 5], known=own), turn("other", after(WORLD, 2))
+
+    engine.submit(mine)
+    engine.submit(other)
+    assert KVNeeded("own") in engine.step()
+    assert not other.admitted_at
+    engine.provide("own", stored)
+    run_engine(engine, [])
+
+    assert other.kept == len(WORLD)
+
+
 @pytest.mark.parametrize("kind", ["reproducible", "mamba2"])
 def test_where_chunks_have_fixed_ends_system_prompts_alone_are_shared(
     load_grid: LoadGrid, load_family: LoadGrid, make_engine: MakeEngine, kind: str
