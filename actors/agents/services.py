@@ -37,7 +37,7 @@ class AgentServices:
     pool: Dispatcher
     """The threads that agents share."""
     isolated: bool
-    """Whether agents with the same system prompt hold its KV each for itself."""
+    """Whether agents that were told the same hold its KV each for itself."""
     log_text: bool
     """Whether what is said may stand in the log."""
 
