@@ -161,7 +161,9 @@ def live(engine: Engine, rounds: list[list[tuple[int, int, str]]], seed: int) ->
             assert turn.generated == expected(told)
 
 
-def test_stored_kv_is_adopted_only_as_far_as_it_has_the_turns_form() -> None:
+def test_stored_kv_is_adopted_only_as_far_as_it_has_the_turns_form(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     life, other = Life("a"), Life("b")
     tell(new_engine(), life, prompts_of((300,))[0])
     assert sorted(life.stored) == [0, 256]
@@ -176,6 +178,8 @@ def test_stored_kv_is_adopted_only_as_far_as_it_has_the_turns_form() -> None:
     turn = tell(new_engine(), life, [1])
 
     assert (turn.cache_state, turn.kept) == ("warm", 256)
+    # Another form is no damage.
+    assert "left out" not in caplog.text
 
 
 def test_kv_is_read_ahead_in_the_form_that_it_has() -> None:
