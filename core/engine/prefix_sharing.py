@@ -139,7 +139,8 @@ class PrefixSharing:
             # The first tokens of all conversations may be the same.
             unwritten = cache.unwritten if cache else 0
             self._hot.drop(agent_id)
-            cache = self._hot.share(donor, agent_id, self._reusable(request))
+            end = len(request.tokens) if self._by_block else request.shared
+            cache = self._hot.share(donor, agent_id, self._reusable(request)[:end])
             cache.unwritten = unwritten
             self.shared_tokens += cache.end
 

@@ -203,11 +203,14 @@ def test_where_chunks_have_fixed_ends_system_prompts_alone_are_shared(
     loaded = load_grid() if kind == "reproducible" else load_family(kind)
     policy = replace(loaded.policy, reproducible=kind == "reproducible")
     engine = make_engine(replace(loaded, policy=policy))
-    say(engine, turn("one", after(WORLD, 1)))
-    other = turn("other", after(WORLD, 2))
-    say(engine, other)
+    for shared in (0, 300):
+        one, other = turn("one", after(WORLD, 1)), turn("other", after(WORLD, 2))
+        for request in (one, other):
+            request.shared, request.prompt_hash = shared, "the same"
+            engine.memory.hot.drop(request.agent_id)
+            say(engine, request)
 
-    assert other.kept == 0
+        assert (one.kept, other.kept) == (0, shared)
 
 
 def test_prompts_of_all_lengths_are_answered_as_if_alone(
