@@ -205,17 +205,15 @@ class Execution:
         yield Ended(request, "stop")
 
     def _offer_beginning(self, request: Request) -> None:
-        """What others may begin with becomes hot at once: they wait for it."""
+        """What others wait for becomes hot at once, anything else when the turn has ended."""
         batch = self._running.prefill_batch([request])
-        cache = self._memory.hot.touch(request.agent_id, self._clock())
-        late = self._late_checkpoints and request.cached > request.offered
-        needed = request.offered > cache.end and not late
-        if needed and self.preemption.can_keep(request, request.offered):
-            beginning = request.tokens[: request.offered]
+        cache, offered = self._memory.hot.touch(request.agent_id, self._clock()), request.offered
+        late = self._late_checkpoints and request.cached > offered
+        if offered > cache.end and not late and self.preemption.can_keep(request, offered):
+            tokens = request.tokens[:offered]
             cache.borrowed = cache.borrowed or not cache.end
-            self._memory.hot.take(request.agent_id, batch.arena, batch.row(request), beginning)
-        if request.offered:
-            # Anything else is offered when the turn has ended: nobody waits for it.
+            self._memory.hot.take(request.agent_id, batch.arena, batch.row(request), tokens)
+        if offered:
             self._sharing.offer(request)
 
     # -- decode ------------------------------------------------------------------------
