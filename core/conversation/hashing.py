@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import xxhash
 
-__all__ = ["block_hashes", "common_prefix", "prefix_hashes", "tokens_hash"]
+__all__ = ["common_prefix", "prefix_hashes", "tokens_hash"]
 
 
 def tokens_hash(tokens: Iterable[int]) -> str:
@@ -24,16 +24,6 @@ def prefix_hashes(tokens: Sequence[int], ends: Iterable[int]) -> Iterator[str]:
         digest.update(np.asarray(tokens[done:end], dtype="<u4").tobytes())
         done = end
         yield digest.hexdigest()
-
-
-def block_hashes(tokens: Sequence[int], size: int, known: Sequence[str]) -> Iterator[str]:
-    """A hash for each whole block of `size` tokens and all before it, of those behind the `known`
-    ones."""
-    before = known[-1] if known else ""
-    rest = np.asarray(tokens[len(known) * size : len(tokens) // size * size], dtype="<u4")
-    for block in rest.reshape(-1, size):
-        before = xxhash.xxh3_128_hexdigest(before.encode() + block.tobytes())
-        yield before
 
 
 def common_prefix(first: Sequence[object], second: Sequence[object]) -> int:

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 
 from kvactors.core.cache.blocks import BLOCK_TOKENS
-from kvactors.core.conversation.hashing import block_hashes, common_prefix
+from kvactors.core.conversation.hashing import common_prefix, prefix_hashes
 from kvactors.core.engine.hot_cache import HotCache, HotCaches
 from kvactors.core.model.load import LoadedModel
 from kvactors.core.schedule.request import Request
@@ -54,10 +54,11 @@ class PrefixSharing:
         if request.shared:
             yield request.shared, (request.tenant, request.prompt_hash, form)
         if self._by_block:
-            blocks = request.blocks
-            blocks += block_hashes(request.tokens, BLOCK_TOKENS, blocks)
-            for number, block in enumerate(blocks, 1):
-                yield number * BLOCK_TOKENS, (request.tenant, block, form)
+            ends = range(BLOCK_TOKENS, len(request.tokens) + 1, BLOCK_TOKENS)
+            if len(request.blocks) < len(ends):
+                request.blocks = list(prefix_hashes(request.tokens, ends))
+            for end, block in zip(ends, request.blocks, strict=False):
+                yield end, (request.tenant, block, form)
 
     def offer(self, request: Request) -> None:
         """Let others begin with what is in memory now of this turn."""
@@ -75,10 +76,13 @@ class PrefixSharing:
         while len(self._donors) > MOST_BEGINNINGS:
             self._donors.popitem(last=False)
 
-    def donor(self, request: Request) -> tuple[str, int]:
-        """An agent whose hot cache has most of this turn's beginning, in its form, and how many
-        tokens of it; of equal ones the last, whose pieces may end there."""
+    def donor(self, request: Request, least: int = 0) -> tuple[str, int]:
+        """An agent whose hot cache has most of a turn's beginning, in the form of the `request`,
+        and how many tokens of it, `least` or more; of equal ones the last, whose pieces may end
+        there."""
         for tokens, beginning in self._longest_first(request, self._donors):
+            if tokens < least:
+                break
             donors = self._donors[beginning]
             found = ("", 0)
             for agent_id in list(donors)[: -LOOKED_AT - 1 : -1]:
@@ -109,7 +113,7 @@ class PrefixSharing:
         tokens, beginning = found[0]
         other, own = prefilled[beginning], self._common(self._hot.get(request.agent_id), request)
         less_urgent = other.priority < request.priority and tokens != request.shared
-        if less_urgent or not _is_better(tokens, own, request) or self._has(request, tokens):
+        if less_urgent or not _is_better(tokens, own, request) or self.donor(request, tokens)[0]:
             return False
         if tokens > other.offered:
             # More of it is another's beginning than was known.
@@ -132,10 +136,10 @@ class PrefixSharing:
         common = self._hot.keep_common(agent_id, self._reusable(request), request.form.spec)
         if common < had:
             logger.debug("%r goes back from token %d to %d", agent_id, had, common)
-        if not _is_better(len(request.tokens), common, request):
+        if not _is_better(len(request.tokens), common, request) or asks_for_more(request):
             return
         donor, tokens = self.donor(request)
-        if _is_better(tokens, common, request) and not asks_for_more(request):
+        if _is_better(tokens, common, request):
             # The first tokens of all conversations may be the same.
             unwritten = cache.unwritten if cache else 0
             self._hot.drop(agent_id)
@@ -143,11 +147,6 @@ class PrefixSharing:
             cache = self._hot.share(donor, agent_id, self._reusable(request)[:end])
             cache.unwritten = unwritten
             self.shared_tokens += cache.end
-
-    def _has(self, request: Request, tokens: int) -> bool:
-        """Whether somebody has so many tokens of a turn in memory."""
-        known = self._longest_first(request, self._donors)
-        return bool(known) and known[0][0] >= tokens and self.donor(request)[1] >= tokens
 
     def _longest_first(
         self, request: Request, known: Mapping[Beginning, object]

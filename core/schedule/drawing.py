@@ -91,7 +91,7 @@ def draw_places(
     """Token ids [places], lazily, of `logits` [places, vocab] that came of the tokens `fed`
     [places]; and the errors of places whose own sampler failed."""
     errors: dict[int, Exception] = {}
-    logits, draws = _within_grammars(places, logits, errors), Draws(places)
+    logits, draws = _within_grammars(places, _unended(places, logits), errors), Draws(places)
     return told(places, draws.run(logits, fed, draws.inputs, errors)), errors
 
 
@@ -147,7 +147,7 @@ def _draw(
 def _within_grammars(
     places: Sequence[Place], logits: "mx.array", errors: dict[int, Exception]
 ) -> "mx.array":
-    """The logits, without what may not come next; rows where anything may as they are."""
+    """The logits, without what a grammar does not allow next; rows without one as they are."""
     import mlx.core as mx
 
     rows, masks = [], []
@@ -160,7 +160,6 @@ def _within_grammars(
         if mask is not None:
             rows.append(row)
             masks.append(mask[: logits.shape[-1]])
-    logits = _unended(places, logits)
     if not rows:
         return logits
     index, allowed = mx.array(rows), mx.array(np.stack(masks)) != 0

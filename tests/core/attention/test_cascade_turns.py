@@ -57,11 +57,8 @@ def test_agents_with_one_system_prompt_read_it_once_and_say_what_they_say_alone(
             new = [5 + i, 9] if tokens else [*beginning, 5 + i, 9]
             turns.append(make_request(name, tokens, new, Sampling(max_tokens=8), turn=turn))
             if not tokens:
-                turns[-1].shared, turns[-1].prompt_hash, turns[-1].tenant = (
-                    len(beginning),
-                    "system prompt",
-                    "",
-                )
+                turns[-1].shared, turns[-1].prompt_hash = len(beginning), "system prompt"
+                turns[-1].tenant = ""
         prompts = [list(request.tokens) for request in turns]
 
         ends = run_engine(engine, [(0, request) for request in turns])

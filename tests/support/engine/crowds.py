@@ -150,11 +150,8 @@ class _Crowd:
         sampling = drawn if self.lot.sampled else Sampling(max_tokens=4 + 30 * (number % 3))
         request = make_request(name, self._known.get(name, []), new, sampling, turn=number)
         if name not in self._known and self._beginning:
-            request.shared, request.prompt_hash, request.tenant = (
-                len(self._beginning),
-                "the same",
-                "",
-            )
+            request.shared, request.prompt_hash = len(self._beginning), "the same"
+            request.tenant = ""
         if self.lot.choices and number % 2:
             request.choices = tuple(tuple(self._tokens(size)) for size in (1, 20, 4))
             request.sampling = Sampling(max_tokens=20)

@@ -86,15 +86,14 @@ class BoundedRoute(APIRoute):
         return bounded
 
 
-_USAGE = "include_usage"
-
-
 def ignored(body: Body, *more: str) -> list[str]:
     """The fields of a `body` that change nothing: unknown ones that are set, those of a stream but
     for its usage, and `more`."""
     fields = dict(body.model_extra or {})
     options = vars(body).get("stream_options") or {}
-    fields |= {f"stream_options.{name}": options[name] for name in options if name != _USAGE}
+    fields |= {
+        f"stream_options.{name}": options[name] for name in options if name != "include_usage"
+    }
     return [name for name, value in fields.items() if value] + list(more)
 
 
