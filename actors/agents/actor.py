@@ -9,16 +9,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from kvactors.actors.agents.answers import log_answer, make_answer, prompt_of, said_now
 from kvactors.actors.agents.planner import Planner, Running, warn_if_nearly_full
 from kvactors.actors.agents.recorded import answer_again, withdraw
-from kvactors.actors.agents.request_builder import (
-    log_answer,
-    log_prompt,
-    make_answer,
-    prompt_of,
-    retokenized_tokens,
-    said_in,
-)
+from kvactors.actors.agents.request_builder import log_prompt, retokenized_tokens
 from kvactors.actors.agents.rewinding import rewind
 from kvactors.actors.agents.services import AgentServices
 from kvactors.actors.runtime.dispatcher import SystemActor, handles
@@ -125,6 +119,7 @@ class AgentActor(SystemActor):
         self._running = running
         self.actor_inbox.open_to_prompts = False
         ask.ticket.chat = self.transcript.chat
+        ask.ticket.behind = running.draft.begun.token_ids
         self.services.tell_gpu(Step(request, self.actor_ref))
 
     def _planner(self, ask: Ask) -> Planner:
@@ -206,10 +201,11 @@ class AgentActor(SystemActor):
         else:
             ask.ticket.keep_nothing()
         self._end()
-        text = answer[0].text if answer else ""
+        text = words = ""
+        if answer:
+            chat, asked = self.transcript.chat, prompt_of(self.transcript, draft)
+            text, words = said_now(chat, ask.turn.sampling, answer[0], asked)
         log_answer(finished, text, with_text=self.services.log_text)
-        asked = prompt_of(self.transcript, draft)
-        words = said_in(self.transcript.chat, ask.turn.sampling, text, asked)
         made = make_reply(finished, text, words, draft.match, ask.ticket, retokenized)
         ask.ticket.resolve(made)
 

@@ -90,6 +90,7 @@ class Agent:
         priority: int = 0,
         request_id: str | None = None,
         template_kwargs: dict[str, Any] | None = None,
+        continue_final_message: bool = False,
     ) -> ReplyFuture[Reply]:
         """Take a turn; a pykka Future of its Reply.
 
@@ -115,6 +116,9 @@ class Agent:
         `template_kwargs` are passed to the chat template for this turn, over those of the system,
         such as {"enable_thinking": False}. What that writes before the first question stays as it
         is, until a context policy drops that question.
+        `continue_final_message`: the answer goes on with the last of `messages`, which is the
+        assistant's; without messages with the agent's last one, such as one that was cut by
+        `max_tokens`. The reply has what is new, the transcript one answer.
         Prompts to one agent are answered in order. Raises InvalidInput, MailboxFull, SaveQueueFull,
         SystemStopped or EngineDied at once; the future raises InvalidInput, ContextExceeded,
         MemoryExceeded, AdmissionFull or TurnFailed.
@@ -130,6 +134,7 @@ class Agent:
             priority=priority,
             request_id=request_id,
             template_kwargs=template_kwargs,
+            continue_final_message=continue_final_message,
         )
         return self._send(turn).reply
 
@@ -162,8 +167,8 @@ class Agent:
         self, prompt: str | Sequence[int] | None = None, **options: Unpack[AskOptions]
     ) -> ReplyStream:
         """Take a turn as `ask` does, with the same options (messages, match, threshold, sampling,
-        timeout, priority, request_id, template_kwargs), and iterate over its text as it is decoded;
-        `.reply` at the end.
+        timeout, priority, request_id, template_kwargs, continue_final_message), and iterate over
+        its text as it is decoded; `.reply` at the end.
 
         Leaving the loop early, or `close()`, cancels the turn.
         """

@@ -123,7 +123,7 @@ class Planner:
         if not draft.turns or draft.turns[0].is_answer:
             # A question stays with its answer, also with one that is still to be given.
             past, stays = past[:-1], past[-1:]
-        new = _tokens((*stays, *draft.turns))
+        new = _tokens((*stays, *draft.turns, draft.begun))
         new += longest_answer(ask, make_choices(self.transcript, draft, ask))
         if _tokens(past) + new <= context:
             return None
@@ -144,7 +144,7 @@ class Planner:
         before = past[: gap.tail]
         rest[:1] = [self._moved(turn, before, after, answered=answered) for turn in rest[:1]]
         turns = (*after.turns[gap.head :], *rest)
-        return Draft(gap.head, turns, draft.match, draft.system_prompt)
+        return replace(draft, keep=gap.head, turns=turns)
 
     def _moved(
         self, turn: Turn, before: Sequence[Turn], after: Transcript, *, answered: bool

@@ -5,7 +5,7 @@ thread."""
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvactors.actors.agents.request_builder import said_in
+from kvactors.actors.agents.answers import said_now
 from kvactors.actors.agents.services import AgentServices
 from kvactors.actors.turns.messages_agent import Ask
 from kvactors.actors.turns.reply import FinishReason, recorded_reply
@@ -24,21 +24,23 @@ def answer_again(
     the turn is on disk: it may not have been when it was answered."""
     ticket, chat = ask.ticket, transcript.chat
     ticket.chat = chat
-    answer = [_as_said(turn, chat) for turn in answer]
-    for turn in answer:
-        ticket.push(Tokens(ticket.agent_id, ticket.serial, turn.token_ids))
     services.confirm(ticket)
     # An answer that was wanted and is not there was withdrawn.
     otherwise: FinishReason = "cancelled" if ask.turn.answer else "stop"
-    prompt = transcript.answered.prompt(ask.turn.request_id)
-    words = said_in(chat, ask.turn.sampling, answer[0].text, prompt) if answer else ""
-    ticket.resolve(recorded_reply(answer, words, ticket, otherwise))
+    turn = Turn("assistant", "", (), "", finish=otherwise)
+    words = ""
+    for known in answer:
+        prompt = transcript.answered.prompt(ask.turn.request_id)
+        text, words = said_now(chat, ask.turn.sampling, known, prompt)
+        ticket.behind = known.token_ids[: known.begun]
+        turn = replace(known, text=text, token_ids=_as_said(known, chat)[known.begun :])
+        ticket.push(Tokens(ticket.agent_id, ticket.serial, turn.token_ids))
+    ticket.resolve(recorded_reply(turn, words, ticket))
 
 
-def _as_said(turn: Turn, chat: ChatFormat) -> Turn:
-    """A `turn` of the ledger with the end token that the model said."""
-    ended = turn.finish == "stop" and not turn.raw
-    return replace(turn, token_ids=chat.said(turn.token_ids)) if ended else turn
+def _as_said(turn: Turn, chat: ChatFormat) -> tuple[int, ...]:
+    """The tokens of a `turn` of the ledger with the end token that the model said."""
+    return chat.said(turn.token_ids) if turn.finish == "stop" and not turn.raw else turn.token_ids
 
 
 def withdraw(ask: Ask, transcript: Transcript, services: AgentServices) -> None:
@@ -46,4 +48,5 @@ def withdraw(ask: Ask, transcript: Transcript, services: AgentServices) -> None:
     answered with nothing, and reply so."""
     record = transcript.extend((), request_id=ask.turn.request_id)
     services.save(ask.ticket.agent_id, record, ask.ticket, ())
-    ask.ticket.resolve(recorded_reply((), "", ask.ticket, "cancelled"))
+    nothing = Turn("assistant", "", (), "", finish="cancelled")
+    ask.ticket.resolve(recorded_reply(nothing, "", ask.ticket))

@@ -1,10 +1,10 @@
-"""What a prompt makes of a transcript, what the engine gets of it, and the answer's turn."""
+"""What a prompt makes of a transcript, and what the engine gets of it."""
 
 import logging
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
+from kvactors.actors.agents.answers import prompt_of
 from kvactors.actors.turns.messages_agent import Ask
 from kvactors.actors.turns.options import TurnOptions
 from kvactors.actors.turns.prompt import (
@@ -25,16 +25,14 @@ from kvactors.core.conversation.prefix_match import (
     match_messages,
     match_text,
 )
-from kvactors.core.conversation.transcript import Transcript, as_told
+from kvactors.core.conversation.transcript import Transcript
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import (
     ContextExceeded,
     EmptyPrompt,
     InvalidSampling,
-    TemplateError,
     TokenOutOfRange,
 )
-from kvactors.core.schedule.events import Finished
 from kvactors.core.schedule.guide import Guide
 from kvactors.core.schedule.request import Request, StopMatcher
 from kvactors.core.schedule.sampling import Sampling
@@ -48,16 +46,12 @@ Choices = tuple[tuple[int, ...], ...]
 
 __all__ = [
     "check_length",
-    "log_answer",
     "log_prompt",
     "longest_answer",
-    "make_answer",
     "make_choices",
     "make_draft",
     "make_request",
-    "prompt_of",
     "retokenized_tokens",
-    "said_in",
 ]
 
 
@@ -76,11 +70,13 @@ def make_draft(transcript: Transcript, ask: Ask) -> Draft:
     """The transcript as it is before the answer. Raises InvalidInput, TemplateError."""
     asked, given = ask.turn, ask.turn.prompt
     if isinstance(given, WholeConversation):
-        return match_messages(transcript, given.messages, given.threshold)
+        said, share = given.messages, given.threshold
+        return match_messages(transcript, said, share, goes_on=given.goes_on)
     if isinstance(given, WholeText):
         return match_text(transcript, given.text, given.threshold)
     if isinstance(given, Continuation):
-        return continue_behind(transcript, given.keep, given.messages, given.system)
+        said, system = given.messages, given.system
+        return continue_behind(transcript, given.keep, said, system, goes_on=given.goes_on)
     if isinstance(given, NewText):
         turn = transcript.render(asked.role, given.text, answer=asked.answer)
     else:
@@ -107,7 +103,7 @@ def make_request(
     the model's windows or of the same tokens, and InvalidGrammar for a grammar that no answer of
     `max_tokens` meets."""
     turns = [*transcript.turns[: draft.keep], *draft.turns]
-    tokens = [token for turn in turns for token in turn.token_ids]
+    tokens = [token for turn in (*turns, draft.begun) for token in turn.token_ids]
     if not tokens or (draft.match is None and not draft.turns[0].token_ids):
         raise EmptyPrompt("the prompt has no tokens")
     known = _remembered(transcript, draft, tokens)
@@ -155,41 +151,8 @@ def make_request(
         prompt_hash=tokens_hash(shared) if shared else "",
         tenant=None if private else asked.tenant,
         choices=choices,
-        guide=_guide(chat, sampling, spec) if asked.answer else None,
+        guide=_guide(chat, sampling, spec, draft.begun) if asked.answer else None,
     )
-
-
-def make_answer(
-    transcript: Transcript, draft: Draft, ask: Ask, finished: Finished
-) -> tuple[Turn, ...]:
-    """The turn that answers a `draft` of the `transcript` with what has `finished`; none if no
-    answer was wanted in `ask`."""
-    if not ask.turn.answer:
-        return ()
-    transcript = as_told(transcript, ask.turn.template_kwargs)
-    prompt = prompt_of(transcript, draft)
-    generated = finished.request.generated
-    sampling = ask.turn.sampling
-    stop = () if sampling.choices else sampling.stop
-    turn = transcript.answer(generated, finished.reason, raw=prompt.raw, stop=stop)
-    if sampling.choices and not prompt.raw and turn.text not in sampling.choices:
-        turn = replace(turn, text=turn.text.removeprefix(transcript.chat.shown_lead))
-    return (turn,)
-
-
-def prompt_of(transcript: Transcript, draft: Draft) -> Turn:
-    """The turn that is answered behind a `draft` of the `transcript`."""
-    return draft.turns[-1] if draft.turns else transcript.turns[draft.keep - 1]
-
-
-def said_in(chat: ChatFormat, sampling: Sampling, text: str, prompt: Turn | None) -> str:
-    """What of the `text` that answers a `prompt` is neither thought nor a header, by `chat`; all of
-    it where no template wrote that, or where `sampling` gave a form, which thoughts have not."""
-    with suppress(TemplateError):
-        chat = chat.told(prompt.told if prompt else None)
-    formed = bool(sampling.choices or sampling.grammar) and not chat.header
-    raw = prompt is not None and prompt.raw
-    return text if raw or formed else chat.words(text)
 
 
 def make_choices(transcript: Transcript, draft: Draft, ask: Ask) -> Choices:
@@ -208,12 +171,12 @@ def longest_answer(ask: Ask, choices: Choices) -> int:
     return most if ask.turn.answer else 0
 
 
-def _guide(chat: ChatFormat, sampling: Sampling, spec: ModelCacheSpec) -> Guide | None:
+def _guide(chat: ChatFormat, sampling: Sampling, spec: ModelCacheSpec, begun: Turn) -> Guide | None:
     """What keeps the answer to its grammar, if it has one. Raises InvalidGrammar."""
     if sampling.grammar is None:
         return None
     tokens = chat.grammar_tokens(spec.vocab_size)
-    return Guide(tokens, sampling.grammar, sampling.max_tokens)
+    return Guide(tokens, sampling.grammar, sampling.max_tokens, begun.token_ids)
 
 
 def log_prompt(request: Request, draft: Draft, *, with_text: bool) -> None:
@@ -222,22 +185,6 @@ def log_prompt(request: Request, draft: Draft, *, with_text: bool) -> None:
         words = f": {[turn.text for turn in draft.turns]!r}" if with_text else ""
         new = request.fresh
         logger.debug("%r: turn %d adds %d tokens%s", request.agent_id, request.turn, new, words)
-
-
-def log_answer(finished: Finished, text: str, *, with_text: bool) -> None:
-    """A line of the log for a turn that `finished`; `with_text`: the answer's `text` too."""
-    if logger.isEnabledFor(logging.DEBUG):
-        request, words = finished.request, f": {text!r}" if with_text else ""
-        logger.debug(
-            "%r: turn %d ends (%s) after %d tokens, began %s with %d%s",
-            request.agent_id,
-            request.turn,
-            finished.reason,
-            request.decoded,
-            request.cache_state,
-            request.kept,
-            words,
-        )
 
 
 def _choice(chat: ChatFormat, text: str, asked: Turn) -> tuple[int, ...]:
@@ -269,7 +216,7 @@ def _shared_beginning(
     transcript: Transcript, system_prompt: str | None, tokens: list[int]
 ) -> list[int]:
     """The tokens of a first turn that every agent with this system prompt has too."""
-    shared = common_prefix(transcript.beginning(system_prompt), tokens)
+    shared = common_prefix(transcript.chat.beginning(system_prompt), tokens)
     return tokens[:shared] if shared >= LEAST_SHARED else []
 
 

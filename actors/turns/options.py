@@ -15,6 +15,7 @@ from kvactors.actors.turns.prompt import (
     check_told,
 )
 from kvactors.core.conversation.prefix_match import THRESHOLD
+from kvactors.core.errors import InvalidInput
 from kvactors.core.model.info import ModelInfo
 from kvactors.core.schedule.sampling import Sampling
 
@@ -32,6 +33,7 @@ class AskOptions(TypedDict, total=False):
     priority: int
     request_id: str | None
     template_kwargs: dict[str, Any] | None
+    continue_final_message: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +82,18 @@ def check_options(
     priority: int = 0,
     request_id: str | None = None,
     template_kwargs: dict[str, Any] | None = None,
+    continue_final_message: bool = False,
 ) -> TurnOptions:
     """The record of what `Agent.ask` was given, for this `model`: `prompt`, `messages`, `match`,
-    `threshold`, `sampling`, `timeout`, `priority`, `request_id`, `template_kwargs`. Raises
-    EmptyPrompt, TokenOutOfRange, InvalidInput."""
-    given = check_prompt(model, prompt, messages=messages, match=match, threshold=threshold)
+    `threshold`, `sampling`, `timeout`, `priority`, `request_id`, `template_kwargs`,
+    `continue_final_message`. Raises EmptyPrompt, TokenOutOfRange, InvalidInput."""
+    goes_on = continue_final_message
+    given = check_prompt(
+        model, prompt, messages=messages, match=match, threshold=threshold, goes_on=goes_on
+    )
     seconds, placed = check_turn(sampling, timeout, priority)
+    if goes_on and sampling is not None and sampling.choices:
+        raise InvalidInput("choices are whole answers: no other one is gone on with")
     named = check_request_id(request_id)
     told = check_told(template_kwargs, raw=isinstance(given, NewTokenIds | WholeText))
     return TurnOptions(

@@ -25,6 +25,7 @@ __all__ = [
     "WholeConversation",
     "WholeText",
     "characters",
+    "check_given",
     "check_messages",
     "check_prompt",
     "check_text_or_ids",
@@ -67,21 +68,24 @@ class WholeText:
 
 @dataclass(frozen=True, slots=True)
 class WholeConversation:
-    """The whole conversation as (role, text) messages. `threshold` as in WholeText."""
+    """The whole conversation as (role, text) messages. `threshold` as in WholeText. `goes_on`: with
+    the answer that it ends with; without messages, with the last one that is remembered."""
 
     messages: tuple[Message, ...]
     threshold: float
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
     """(role, text) messages behind the first `keep` turns, by one who knows what those say; the
     turns after them are forgotten. Without any the last answer is given anew. `system`: what a
-    conversation that keeps nothing begins with."""
+    conversation that keeps nothing begins with. `goes_on`: with the answer that it ends with."""
 
     keep: int
     messages: tuple[Message, ...]
     system: str | None = None
+    goes_on: bool = False
 
 
 PromptInput = NewText | NewTokenIds | WholeText | WholeConversation | Continuation
@@ -96,20 +100,39 @@ def characters(given: PromptInput) -> int:
 
 
 def check_prompt(
-    model: ModelInfo, prompt: object, *, messages: object, match: bool, threshold: object
+    model: ModelInfo,
+    prompt: object,
+    *,
+    messages: object,
+    match: bool,
+    threshold: object,
+    goes_on: bool = False,
 ) -> PromptInput:
-    """The `prompt` or `messages`, `match` and `threshold` of `Agent.ask`, for this `model`.
-    Raises EmptyPrompt, TokenOutOfRange, InvalidInput."""
+    """The `prompt` or `messages`, `match`, `threshold` and `continue_final_message` (`goes_on`) of
+    `Agent.ask`, for this `model`. Raises EmptyPrompt, TokenOutOfRange, InvalidInput."""
     share = check_threshold(threshold)
     check_flag("match", match)
-    if messages is not None:
-        if prompt is not None:
-            raise InvalidInput("give a prompt or messages, not both")
-        return WholeConversation(check_messages(messages), share)
+    check_given(prompt, messages, goes_on=goes_on)
+    if goes_on or messages is not None:
+        said = () if messages is None else check_messages(messages)
+        return WholeConversation(said, share, goes_on)
     given = check_text_or_ids(prompt, model.spec.vocab_size, match=match)
     if isinstance(given, str):
         return WholeText(given, share) if match else NewText(given)
     return NewTokenIds(given, model)
+
+
+def check_given(prompt: object, messages: object, *, goes_on: bool) -> None:
+    """Raise InvalidInput unless either a `prompt` or `messages` are given; where an answer
+    `goes_on`, messages or neither."""
+    check_flag("continue_final_message", goes_on)
+    if prompt is not None and goes_on:
+        raise InvalidInput(
+            "continue_final_message goes on with the last of messages, or without any with the "
+            "agent's last answer: give no prompt"
+        )
+    if (prompt is None) == (messages is None) and not (goes_on and prompt is None):
+        raise InvalidInput("give a prompt or messages, one of them")
 
 
 def check_threshold(threshold: object) -> float:

@@ -1,7 +1,7 @@
 """What an asker gets: Reply, its usage and timing."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -55,9 +55,9 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The end of a turn. `token_ids` are exactly what the answer appended to the transcript, `text`
-    is what they say, and `answer` what of it is meant for who asked: without what the model thought
-    and the headers of its messages.
+    """The end of a turn. `token_ids` are exactly what the answer appended to the transcript (behind
+    what it went on with), `text` is what they say, and `answer` what of it is meant for who asked:
+    without what the model thought and the headers of its messages.
 
     `cache` says where the agent's KV was when the turn began. `match` says how the whole
     conversation that was asked compared with the transcript; None for a turn that just appends.
@@ -153,20 +153,16 @@ def make_reply(
     )
 
 
-def recorded_reply(
-    answer: Sequence[Turn], words: str, ticket: Ticket, otherwise: FinishReason = "stop"
-) -> Reply:
-    """The reply of a turn that was taken before: its `answer` (none, if nothing was to be said:
-    then it has ended as `otherwise` says), and the `words` in that, for who waits by this
-    `ticket`."""
-    turn = answer[0] if answer else Turn("assistant", "", (), "", finish=otherwise)
+def recorded_reply(answer: Turn, words: str, ticket: Ticket) -> Reply:
+    """The reply of a turn that was taken before: its `answer`, and the `words` in that, for who
+    waits by this `ticket`."""
     return Reply(
-        text=turn.text,
-        token_ids=turn.token_ids,
-        finish_reason=turn.finish,  # type: ignore[arg-type]
+        text=answer.text,
+        token_ids=answer.token_ids,
+        finish_reason=answer.finish,  # type: ignore[arg-type]
         cache="hot",
         match=None,
-        usage=Usage(0, 0, 0, len(turn.token_ids), 0),
+        usage=Usage(0, 0, 0, len(answer.token_ids), 0),
         timing=Timing(0.0, 0.0, 0.0, 0.0, max(0.0, time.perf_counter() - ticket.submitted_at)),
         durable=ticket.durable,
         cached=ticket.cached,

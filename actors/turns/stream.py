@@ -13,6 +13,7 @@ from kvactors.actors.turns.checks import stays_here
 from kvactors.actors.turns.reply import Reply
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.conversation.chat_format import ChatFormat
+from kvactors.core.conversation.token_offsets import whole_text
 from kvactors.core.errors import BlockingCall, KvactorsError
 from kvactors.core.schedule.events import Tokens
 from kvactors.core.schedule.logprobs import TokenLogprob
@@ -198,7 +199,7 @@ class _Pieces:
         """The piece that further tokens complete, if they do."""
         # A turn that waited for a model swap is the new model's.
         assert self._ticket.chat is not None
-        self._text = self._text or _Text(self._ticket.chat, self._stop)
+        self._text = self._text or _Text(self._ticket.chat, self._stop, self._ticket.behind)
         self._fresh += tokens.token_ids
         self._logprobs += tokens.logprobs
         stable = self._text.add(tokens.token_ids)
@@ -218,7 +219,7 @@ class _Pieces:
 
 
 class _Text:
-    """The text of the tokens so far, as far as later tokens cannot change it.
+    """The text of the tokens so far, `behind` some, as far as later tokens cannot change it.
 
     Each step decodes the last tokens shown and the new ones, and takes the difference: some
     decoders strip a space at the beginning of what they are given. A character of several
@@ -226,20 +227,20 @@ class _Text:
     are looked for in that and what is new alone.
     """
 
-    def __init__(self, chat: ChatFormat, stop: Sequence[str]) -> None:
+    def __init__(self, chat: ChatFormat, stop: Sequence[str], behind: Sequence[int] = ()) -> None:
         self._chat = chat
         self._stop = stop
         self._hold = max((len(string) - 1 for string in stop), default=0)
         self._text = ""
         self._cuts: list[int] = []
-        self._shown: list[int] = []
+        self._shown = list(behind)
         self._fresh: list[int] = []
 
     def add(self, tokens: Sequence[int]) -> str:
         """All text that is certain after these further tokens."""
         begin = max(0, len(self._text) - self._hold)
         self._fresh += [token for token in tokens if token not in self._chat.eos]
-        before = self._chat.decode(self._shown)
+        before = whole_text(self._chat.decode, self._shown)
         after = self._chat.decode([*self._shown, *self._fresh])
         if self._fresh and not after.endswith("\ufffd"):
             self._text += after[len(before) :]

@@ -25,7 +25,8 @@ def next_serial() -> int:
 class Ticket:
     """The waiting side of one turn: futures to settle, tokens to stream.
 
-    `chat` is the tokenizer of its tokens, set when the turn begins. `on_end` is called once
+    `chat` is the tokenizer of its tokens, set when the turn begins, as is `behind`, the tokens that
+    the answer goes on with. `on_end` is called once
     the reply is settled, whoever settles it; `on_push` whenever there is something new in
     `tokens`, whose last is None. `admitted`, of a streamed turn, says how much of its prompt has
     KV when it is known; None if the turn ended before.
@@ -39,6 +40,7 @@ class Ticket:
     cached: ReplyFuture[bool] = field(default_factory=ReplyFuture)
     tokens: "queue.SimpleQueue[Tokens | None] | None" = None
     chat: ChatFormat | None = None
+    behind: tuple[int, ...] = ()
     admitted: ReplyFuture[Begun | None] | None = None
     on_end: "Callable[[Ticket], None] | None" = None
     on_push: Callable[[], None] | None = None

@@ -136,6 +136,13 @@ class ChatFormat(AnswerText):
 
         return self.as_in_history(role, _heard(role, text, render))
 
+    def beginning(self, system_prompt: str | None) -> list[int]:
+        """Token ids that a system prompt contributes to any first turn."""
+        if system_prompt is None:
+            return []
+        first = self.opening("user", _ASK, system=system_prompt, answer=True)
+        return self.encode_opening(first.partition(_ASK)[0])
+
     def is_beginning(self, system: str) -> bool:
         """Whether a system prompt is what the template writes before a first question: it begins
         with the same special token, and begins a question, which may have words already."""

@@ -19,9 +19,10 @@ from typing import Literal
 
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.hashing import common_prefix
+from kvactors.core.conversation.rewind import without_end
 from kvactors.core.conversation.token_text import NEAR
 from kvactors.core.conversation.transcript import Transcript
-from kvactors.core.conversation.turn import Turn
+from kvactors.core.conversation.turn import UNBEGUN, Turn
 from kvactors.core.errors import InvalidInput
 
 __all__ = [
@@ -46,13 +47,15 @@ class Draft:
     """A transcript as it will be when the model answers: its first `keep` turns, then `turns`.
 
     `match` is None for an ordinary turn. `system_prompt` is what a conversation that starts
-    again begins with; unless `keep` is 0 it is the transcript's own.
+    again begins with; unless `keep` is 0 it is the transcript's own. `begun`: what the answer goes
+    on with.
     """
 
     keep: int
     turns: tuple[Turn, ...]
     match: MatchKind | None = None
     system_prompt: str | None = None
+    begun: Turn = UNBEGUN
 
 
 def match_text(transcript: Transcript, prompt: str, threshold: float = THRESHOLD) -> Draft:
@@ -93,25 +96,33 @@ def match_text(transcript: Transcript, prompt: str, threshold: float = THRESHOLD
 
 
 def match_messages(
-    transcript: Transcript, messages: Sequence[Message], threshold: float = THRESHOLD
+    transcript: Transcript,
+    messages: Sequence[Message],
+    threshold: float = THRESHOLD,
+    *,
+    goes_on: bool = False,
 ) -> Draft:
     """Compare a whole conversation, (role, text) by (role, text) of `messages`, with the
-    transcript; `threshold` as in `match_text`.
+    transcript; `threshold` as in `match_text`. `goes_on`: with the answer that it ends with;
+    without messages, with the transcript's own.
 
     A first message with the role "system" is compared with the agent's system prompt; where
     there is none, the agent's own stands. Raises InvalidInput if the conversation leaves the
-    assistant nothing to answer.
+    assistant nothing to answer, or to go on with.
     """
     turns = transcript.turns
-    system, said = _system_and_rest(messages, transcript)
+    system: str | None = transcript.system_prompt
+    said: Sequence[Message] = [(turn.role, turn.text) for turn in turns]
+    if messages or not goes_on:
+        system, said = _system_and_rest(messages, transcript)
     comparable = system == transcript.system_prompt or not turns
     same = _equal_turns(turns, said) if comparable else 0
-    if same == len(turns) == len(said) and turns[-1].is_answer:
+    if not goes_on and same == len(turns) == len(said) and turns[-1].is_answer:
         if _leads_on(transcript, said, same - 1):
             return Draft(_unanswered(turns), (), "exact", system)
         # It was asked for an answer in another way.
         said, same = said[:-1], same - 1
-    if said[-1][0] == "assistant":
+    if not goes_on and said[-1][0] == "assistant":
         raise InvalidInput(
             f"the last of {len(messages)} messages is the assistant's, and the agent remembers "
             "another conversation: end with the message to answer"
@@ -126,7 +137,7 @@ def match_messages(
         rendered = _rendering(target, said)
         if same < len(turns):
             inside = common_prefix(turns[same].rendered, rendered)
-    kind = _kind(turns, same, inside, more=same < len(said))
+    kind = _kind(turns, same, inside, more=goes_on or same < len(said))
     if not _enough(turns, same, inside, threshold):
         same = inside = 0
         target.turns = []
@@ -134,15 +145,21 @@ def match_messages(
         target.turns.append(_merged(target, said, transcript.head(turns[same], inside)))
     while len(target.turns) < len(said):
         target.turns.append(_merged(target, said, None))
-    return Draft(same, tuple(target.turns[same:]), kind, system)
+    return _drafted(target, same, kind, goes_on=goes_on)
 
 
 def continue_behind(
-    transcript: Transcript, keep: int, messages: Sequence[Message], system: str | None
+    transcript: Transcript,
+    keep: int,
+    messages: Sequence[Message],
+    system: str | None,
+    *,
+    goes_on: bool = False,
 ) -> Draft:
     """`messages` behind the first `keep` turns of the transcript, whatever those say; what comes
-    after them is forgotten. `system` stands where nothing is kept. Raises InvalidInput if there
-    are fewer turns, or nothing to answer."""
+    after them is forgotten. `system` stands where nothing is kept; `goes_on`: with the answer that
+    this ends with. Raises InvalidInput if there are fewer turns, or nothing to answer or to go on
+    with."""
     turns = transcript.turns
     if keep > len(turns):
         raise InvalidInput(f"{keep} turns are to be kept, and the agent remembers {len(turns)}")
@@ -151,7 +168,7 @@ def continue_behind(
         target.system_prompt = transcript.system_prompt
     target.turns = turns[:keep]
     said = [*((turn.role, turn.text) for turn in target.turns), *messages]
-    if not said or said[-1][0] == "assistant":
+    if not goes_on and (not said or said[-1][0] == "assistant"):
         raise InvalidInput("there is nothing to answer: end with the message to answer")
     if keep and not _leads_on(transcript, said, keep):
         keep -= 1
@@ -159,7 +176,7 @@ def continue_behind(
     while len(target.turns) < len(said):
         target.turns.append(_merged(target, said, None))
     kind: MatchKind = "extend" if keep == len(turns) else "diverge"
-    return Draft(keep, tuple(target.turns[keep:]), kind, target.system_prompt)
+    return _drafted(target, keep, kind, goes_on=goes_on)
 
 
 def conversation_text(chat: ChatFormat, messages: Sequence[Message], system: str | None) -> str:
@@ -177,6 +194,18 @@ def conversation_text(chat: ChatFormat, messages: Sequence[Message], system: str
             turn = Turn(role, text, (), rendered)
         target.turns.append(turn)
     return "".join(turn.rendered for turn in target.turns)
+
+
+def _drafted(target: Transcript, keep: int, kind: MatchKind, *, goes_on: bool) -> Draft:
+    """The turns of `target`, the first `keep` of them kept; `goes_on`: with the last one. Raises
+    InvalidInput if that is no answer."""
+    turns, begun = target.turns, UNBEGUN
+    if goes_on:
+        if not turns or not turns[-1].is_answer:
+            raise InvalidInput("there is no answer to go on with: end with one to a question")
+        *turns, last = turns
+        keep, begun = min(keep, len(turns)), without_end(target, last)
+    return Draft(keep, tuple(turns[keep:]), kind, target.system_prompt, begun)
 
 
 def _system_and_rest(

@@ -1,15 +1,17 @@
-"""Where a rewind cuts a transcript. Moves no bytes: the KV beyond the cut is left over.
+"""Where a rewind cuts a transcript, and an answer that is gone on with. Moves no bytes: the KV
+beyond the cut is left over.
 
 Pure: any thread.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kvactors.core.conversation.transcript import Transcript
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import RewindOutOfRange
 
-__all__ = ["cut_at_token", "cut_turns"]
+__all__ = ["cut_at_token", "cut_turns", "without_end"]
 
 
 def cut_turns(turns: Sequence[Turn], count: int) -> int:
@@ -42,3 +44,17 @@ def cut_at_token(transcript: Transcript, tokens: int) -> tuple[int, tuple[Turn, 
             f"cannot rewind to token {tokens}: the agent remembers {tokens - left}"
         )
     return len(transcript.turns), ()
+
+
+def without_end(transcript: Transcript, answer: Turn) -> Turn:
+    """What the model said of an `answer`, so that it can go on there: without the end of its turn
+    or a stop string. Its tokens are those of the answer as far as they can be."""
+    chat, shown = transcript.chat, answer.rendered.removesuffix(answer.hidden)
+    ended = len(answer.token_ids)
+    while ended and answer.token_ids[ended - 1] in chat.eos:
+        ended -= 1
+    if answer.hidden in ("", chat.decode(answer.token_ids[ended:])):
+        return replace(answer, text=shown, token_ids=answer.token_ids[:ended], rendered=shown)
+    head = transcript.head(answer, len(shown))
+    rest = chat.encode_rest(shown[len(head.rendered) :])
+    return replace(head, text=shown, token_ids=(*head.token_ids, *rest), rendered=shown)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from kvactors.core.conversation.hashing import common_prefix
 
-__all__ = ["token_boundary", "token_ends", "written_ends", "written_within"]
+__all__ = ["token_boundary", "token_ends", "whole_text", "written_ends", "written_within"]
 
 # Tokens that one character, or a run of characters decoded together, may take.
 LONGEST_GROUP = 32
@@ -48,6 +48,11 @@ def token_ends(
         elif len(fresh) == LONGEST_GROUP:
             break
     return ends + [len(text)] * (len(token_ids) - len(ends))
+
+
+def whole_text(decode: Callable[[Sequence[int]], str], token_ids: Sequence[int]) -> str:
+    """The text of `token_ids` by `decode`, without a last character that more of them complete."""
+    return decode(token_ids).rstrip(INCOMPLETE)
 
 
 def token_boundary(ends: Sequence[int], characters: int) -> int:

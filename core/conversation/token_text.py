@@ -129,13 +129,17 @@ class TokenText:
         """Text of a reply: end-of-turn tokens and everything from a stop string on are cut."""
         return self.reply_parts(tokens, stop)[0]
 
-    def reply_parts(self, tokens: Sequence[int], stop: Sequence[str] = ()) -> tuple[str, str]:
-        """A reply's text, and the text of its tokens that comes after and is not shown."""
+    def reply_parts(
+        self, tokens: Sequence[int], stop: Sequence[str] = (), begun: int = 0
+    ) -> tuple[str, str]:
+        """A reply's text, and the text of its tokens that comes after and is not shown. The strings
+        of `stop` are looked for behind the first `begun` tokens."""
         end = len(tokens)
         while end and tokens[end - 1] in self.eos:
             end -= 1
         text = self.decode(tokens[:end])
-        cuts = [place for place in (text.find(string) for string in stop) if place >= 0]
+        behind = len(self.decode(tokens[:begun])) if stop else 0
+        cuts = [place for place in (text.find(string, behind) for string in stop) if place >= 0]
         shown = min(cuts, default=len(text))
         return text[:shown], text[shown:] + self.decode(tokens[end:])
 

@@ -120,13 +120,6 @@ class Transcript:
                 "system_prompt unset, or forget the agent first"
             )
 
-    def beginning(self, system_prompt: str | None) -> list[int]:
-        """Token ids that a system prompt contributes to any first turn."""
-        if system_prompt is None:
-            return []
-        first = self.chat.opening("user", PROBE, system=system_prompt, answer=True)
-        return self.chat.encode_opening(first.partition(PROBE)[0])
-
     # -- turns that are not part of it yet ---------------------------------------------
 
     def render(self, role: str, text: str, *, answer: bool) -> Turn:
@@ -145,16 +138,23 @@ class Transcript:
         return self._closing(after, role=role) + self._frame(role, text, after, answer=answer)
 
     def answer(
-        self, tokens: Sequence[int], finish: str, *, raw: bool = False, stop: Sequence[str] = ()
+        self,
+        tokens: Sequence[int],
+        finish: str,
+        *,
+        raw: bool = False,
+        stop: Sequence[str] = (),
+        begun: int = 0,
     ) -> Turn:
-        """The turn of an answer whose `tokens` were decoded until `finish`; `raw`: to a prompt
-        without template; `stop`: strings that end it and are not part of its text."""
-        text, hidden = self.chat.reply_parts(tokens, stop)
+        """The turn of an answer whose `tokens` were decoded until `finish`, but for the first
+        `begun` of them; `raw`: to a prompt without template; `stop`: strings that end it and are
+        not part of its text."""
+        text, hidden = self.chat.reply_parts(tokens, stop, begun)
         kept = tuple(tokens) if raw else self.chat.kept(tokens)
         if kept != tuple(tokens):
             said, put = self.chat.decode(tokens[-1:]), self.chat.decode(kept[-1:])
             hidden = hidden.removesuffix(said) + put
-        return Turn("assistant", text, kept, text + hidden, raw, finish)
+        return Turn("assistant", text, kept, text + hidden, raw, finish, begun=begun)
 
     def given_answer(self, text: str, finish: str = "stop") -> Turn:
         """The turn of an answer that is known as text only."""

@@ -13,6 +13,7 @@ from kvactors.core.text import check_texts
 
 __all__ = [
     "MOST_TOLD",
+    "UNBEGUN",
     "Source",
     "Turn",
     "answered",
@@ -44,7 +45,8 @@ class Turn:
     text that those stand for: template, end of turn and stop strings included. `raw` marks a
     prompt that no template rendered, and its answer. `finish` is set on answers; "cut" is one
     that a rewind or a diverging prompt cut in the middle. `asked`: the assistant was to answer
-    it. `stands_for` counts the earlier turns that it is a summary of. `told`: what the template was
+    it. `stands_for` counts the earlier turns that it is a summary of. The first `begun` tokens of
+    an answer were there when it was gone on with. `told`: what the template was
     told for it beside the usual. `source` is set where another tokenizer made the turn.
     """
 
@@ -58,6 +60,7 @@ class Turn:
     asked: bool = field(default=False, compare=False)
     told: dict[str, Any] | None = field(default=None, compare=False, repr=False)
     source: Source | None = field(default=None, compare=False, repr=False)
+    begun: int = 0
 
     @property
     def is_answer(self) -> bool:
@@ -69,6 +72,10 @@ class Turn:
         """What an answer ended with and its asker never saw: end of turn, stop string."""
         end = self.rendered.find(self.text) + len(self.text)
         return self.rendered[end:] if self.is_answer else ""
+
+
+UNBEGUN = Turn("assistant", "", (), "", finish="cut")
+"""The beginning of an answer that begins with nothing."""
 
 
 def from_entry(source: Source, decode: Callable[[Sequence[int]], str]) -> Turn:
@@ -86,6 +93,7 @@ def from_entry(source: Source, decode: Callable[[Sequence[int]], str]) -> Turn:
         entry.get("stands_for", 0),
         source.answered,
         entry.get("template_kwargs"),
+        begun=entry.get("begun", 0),
     )
 
 
@@ -109,6 +117,8 @@ def to_entry(turn: Turn) -> dict[str, Any]:
         entry["template_kwargs"] = turn.told
     if turn.stands_for:
         entry["stands_for"] = turn.stands_for
+    if turn.begun:
+        entry["begun"] = turn.begun
     return entry
 
 

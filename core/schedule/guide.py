@@ -45,14 +45,21 @@ _first_ways = WeakKeyDictionary[Compiler, dict[Grammar, tuple[int, ...] | None]]
 
 
 class Guide:
-    """Keeps a turn, its ids being those of `tokens`, to a `grammar` within `max_tokens`. Raises
-    InvalidGrammar if no answer of so many is found."""
+    """Keeps a turn, its ids being those of `tokens`, to a `grammar` within `max_tokens`, behind the
+    tokens that the answer has `begun` with. Raises InvalidGrammar if no answer of so many is found,
+    or none begins so."""
 
-    def __init__(self, tokens: Compiler, grammar: Grammar, max_tokens: int) -> None:
+    def __init__(
+        self, tokens: Compiler, grammar: Grammar, max_tokens: int, begun: Sequence[int] = ()
+    ) -> None:
         self._tokens = tokens
         self._start = tokens.matcher(grammar.source)
         self._most = max_tokens
-        way, kind = _first_way(tokens, grammar), grammar.kind.replace("_", " ")
+        kind = grammar.kind.replace("_", " ")
+        if self._start.validate_tokens([*begun]) < len(begun):
+            raise InvalidGrammar(f"no answer that this {kind} allows goes on with what was begun")
+        self._start.consume_tokens([*begun])
+        way = shortest_way(tokens, self._start) if begun else _first_way(tokens, grammar)
         if way is None:
             raise InvalidGrammar(
                 f"no answer of at most {LONGEST} tokens was found that this {kind} allows and the "

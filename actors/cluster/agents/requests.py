@@ -18,13 +18,13 @@ from kvactors.actors.turns.checks import (
 )
 from kvactors.actors.turns.options import AskOptions
 from kvactors.actors.turns.prompt import (
+    check_given,
     check_messages,
     check_text_or_ids,
     check_threshold,
     check_told,
 )
 from kvactors.core.conversation.prefix_match import THRESHOLD
-from kvactors.core.errors import InvalidInput
 from kvactors.core.text import check_text
 
 __all__ = ["checked_ask", "checked_observe", "checked_rewind", "new_id"]
@@ -45,12 +45,12 @@ def checked_ask(
     )
     options["threshold"] = check_threshold(options.get("threshold", THRESHOLD))
     messages = options.get("messages")
-    if (prompt is None) == (messages is None):
-        raise InvalidInput("give a prompt or messages, one of them")
+    goes_on = options.get("continue_final_message", False)
+    check_given(prompt, messages, goes_on=goes_on)
     if messages is not None:
         found = check_messages(messages)
         options["messages"] = [{"role": role, "content": text} for role, text in found]
-    else:
+    elif not goes_on:
         prompt = check_text_or_ids(prompt, MOST_TOKENS, match=options.get("match", False))
     if "template_kwargs" in options:
         raw = messages is None and (options.get("match", False) or not isinstance(prompt, str))

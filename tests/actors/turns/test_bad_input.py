@@ -34,7 +34,7 @@ WAIT = 60
         ([1.5], InvalidInput, "token ids are ints"),
         (["a"], InvalidInput, "token ids are ints"),
         ([True], InvalidInput, "token ids are ints, not True"),
-        (None, InvalidInput, "NoneType"),
+        (None, InvalidInput, "a prompt or messages"),
         (b"bytes", InvalidInput, "bytes"),
         (bytearray(b"bytes"), InvalidInput, "bytearray"),
         ({1: 2}, InvalidInput, "dict"),

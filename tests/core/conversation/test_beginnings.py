@@ -29,7 +29,7 @@ def test_without_a_template_the_first_turn_begins_as_the_tokenizer_begins_texts(
 def test_a_shared_system_prompt_begins_so_too(chat: ChatFormat) -> None:
     transcript = talk(chat, "Hello", system="Be brief. " * 9)
 
-    beginning = transcript.beginning(transcript.system_prompt)
+    beginning = transcript.chat.beginning(transcript.system_prompt)
 
     assert beginning[0] == BEGINS
     assert transcript.token_ids[: len(beginning)] == beginning
@@ -39,7 +39,7 @@ def test_a_template_says_itself_how_a_conversation_begins() -> None:
     transcript = talk(starting("{{ 'abc' }}" + CHATML), "Hello", system="Be brief.")
 
     assert transcript.token_ids[0] != BEGINS
-    assert transcript.beginning("Be brief.")[0] != BEGINS
+    assert transcript.chat.beginning("Be brief.")[0] != BEGINS
 
 
 @pytest.mark.parametrize("template", [None, CHATML])
@@ -138,5 +138,5 @@ def test_a_system_prompt_that_the_template_does_not_write_stands_before_the_ques
     assert said == "[user]Be kind.\n\nq[end][assistant]"
     assert chat.opening("user", "q", system="", answer=True) == "[user]q[end][assistant]"
     assert chat.opening("user", "q", system=None, answer=True) == "[user]q[end][assistant]"
-    shared = Transcript(chat, "t", "Be kind.").beginning("Be kind.")
+    shared = chat.beginning("Be kind.")
     assert chat.decode(shared) == "[user]Be kind.\n\n"

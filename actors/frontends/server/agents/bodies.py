@@ -102,6 +102,9 @@ class TurnBody(Asked):
     )
     match: bool = Field(False, description="`prompt` is the whole conversation.")
     threshold: float = THRESHOLD
+    continue_final_message: bool = Field(
+        False, description="Go on with the last of `messages`, or with the agent's last answer."
+    )
     timeout: float | None = Field(None, description="Seconds, queue included.")
     priority: int = 0
     request_id: str | None = Field(

@@ -88,6 +88,7 @@ class Turns:
             priority=body.priority,
             request_id=body.request_id,
             template_kwargs=body.template_kwargs,
+            continue_final_message=body.continue_final_message,
         )
         options = replace(options, tenant=owned.tenant)
         opened = asyncio.get_running_loop().create_future()

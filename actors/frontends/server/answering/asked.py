@@ -6,15 +6,19 @@ from dataclasses import replace
 from kvactors.actors.frontends.server.answering.home import Home, Speaker
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
+from kvactors.actors.frontends.server.identity.canonical import new_call_id
 from kvactors.actors.frontends.server.identity.conversation import read
 from kvactors.actors.frontends.server.identity.plan import Plan
 from kvactors.actors.turns.prompt import Continuation
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.prefix_match import conversation_text
+from kvactors.core.conversation.rewind import without_end
+from kvactors.core.conversation.transcript import Transcript
+from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import TemplateError
 from kvactors.core.schedule.sampling import Sampling
 
-__all__ = ["LEAST_ROOM", "continuation", "prompt_tokens", "sampling_of", "shortened"]
+__all__ = ["LEAST_ROOM", "begun_by", "continuation", "prompt_tokens", "sampling_of", "shortened"]
 
 # What a template may put around a turn, in tokens.
 FRAME_TOKENS = 64
@@ -43,7 +47,40 @@ def continuation(dialect: Dialect, inquiry: Inquiry, plan: Plan, agent: Speaker)
     if plan.alike:
         # The ledger's own text stands: what differs was told, or says nothing.
         system = agent.system_prompt or ""
-    return Continuation(plan.keep, tuple(map(dialect.turn, new)), system)
+    said, begun = [dialect.turn(message) for message in new], plan.begun
+    if begun is None:
+        return Continuation(plan.keep, tuple(said), system)
+    own = _own_answer(dialect, inquiry, plan, agent) is not None
+    if not own and begun.text:
+        said.append(dialect.beginning(begun, inquiry))
+    return Continuation(plan.keep + own, tuple(said), system, own or bool(begun.text))
+
+
+def begun_by(dialect: Dialect, inquiry: Inquiry, plan: Plan, agent: Speaker) -> tuple[int, ...]:
+    """The tokens that the answer to an `inquiry` goes on with, where `plan` says so: those that the
+    `agent` will find, by `dialect`."""
+    transcript = Transcript(dialect.chat, "")
+    if plan.begun is None:
+        return ()
+    answer = _own_answer(dialect, inquiry, plan, agent)
+    if answer is None:
+        answer = transcript.given_answer(dialect.beginning(plan.begun, inquiry)[1])
+    return without_end(transcript, answer).token_ids
+
+
+def _own_answer(dialect: Dialect, inquiry: Inquiry, plan: Plan, agent: Speaker) -> Turn | None:
+    """The answer of the `agent` itself that is gone on with by `plan`. Where it was cut off the
+    index knows nothing of it, but it is in the ledger, with its thoughts."""
+    turns = agent.transcript().turns
+    if plan.begun is None or plan.new or plan.keep >= len(turns):
+        return None
+    answer = turns[plan.keep]
+    if plan.own or not answer.is_answer:
+        return answer if plan.own else None
+    reader = dialect.reader(inquiry, new_call_id)
+    for _ in (*reader.feed(answer.text), *reader.end(cut=True)):
+        pass
+    return answer if reader.text.strip() == plan.begun.text.strip() else None
 
 
 def sampling_of(

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from kvactors.actors.frontends.server.answering.asked import (
+    begun_by,
     continuation,
     prompt_tokens,
     sampling_of,
@@ -41,6 +42,7 @@ from kvactors.actors.frontends.server.identity.plan import Plan
 from kvactors.actors.frontends.server.identity.rules import Rule
 from kvactors.actors.turns.options import TurnOptions
 from kvactors.actors.turns.reply import Reply
+from kvactors.core.conversation.token_offsets import whole_text
 from kvactors.core.errors import AdmissionFull, KvactorsError, SystemStopped
 
 __all__ = ["Service"]
@@ -158,28 +160,34 @@ class Service:
             inquiry = replace(inquiry, head=says.head)
         # Long texts take time, which is not that of the streams on the loop.
         asked = partial(self._options, inquiry, says)
-        plan, agent, options = await self.claims.take(inquiry, asked)
+        plan, agent, (options, begun) = await self.claims.take(inquiry, asked)
         try:
             reader = says.dialect.reader(inquiry, new_call_id)
+            if plan.begun is not None:
+                reader.begin(whole_text(self.dialect.chat.decode, begun), plan.begun.text)
             ticket = agent.open_turn(options)
+            ticket.behind = begun
         except BaseException:
             await self.claims.let_go(plan)
             raise
         return Taken(plan, agent, ticket, reader, options.sampling, says.unread)
 
-    def _options(self, inquiry: Inquiry, says: Spoken, plan: Plan, agent: Speaker) -> TurnOptions:
-        """What an `agent` is asked by an `inquiry` that `says` it."""
+    def _options(
+        self, inquiry: Inquiry, says: Spoken, plan: Plan, agent: Speaker
+    ) -> tuple[TurnOptions, tuple[int, ...]]:
+        """What an `agent` is asked by an `inquiry` that `says` it, and what it goes on with."""
         said = continuation(says.dialect, inquiry, plan, agent)
         sampling = sampling_of(self.system, says.dialect, inquiry, agent, said)
         sampling = replace(sampling, top_logprobs=inquiry.top_logprobs)
         client = inquiry.client
-        return TurnOptions(
+        options = TurnOptions(
             said,
             sampling,
             priority=client.priority,
             template_kwargs=says.told,
             tenant=client.tenant,
         )
+        return options, begun_by(says.dialect, inquiry, plan, agent)
 
     async def _read(self, inquiry: Inquiry, taken: Taken, broadcast: Broadcast) -> None:
         """Pass on what comes, and note who knows it before its end is told."""

@@ -112,7 +112,7 @@ def log_opened(opened: Opened) -> None:
 def opened_of(taken: Taken, begun: Begun | None) -> Opened:
     """Who takes it, as its client calls it, and what is known: of a turn that has `begun` with the
     beginning that it shares with others."""
-    turns = taken.agent.transcript().turns[: taken.plan.keep]
+    turns = taken.agent.transcript().turns[: taken.plan.keep + taken.plan.own]
     known = sum(len(turn.token_ids) for turn in turns)
     if begun is not None:
         known = max(known, begun.kept)

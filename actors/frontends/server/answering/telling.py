@@ -21,7 +21,7 @@ async def told(inquiry: Inquiry, taken: Taken, chat: ChatFormat) -> AsyncGenerat
     begun = await ticket.admitted
     if begun is not None:
         yield Begun(begun.prompt, begun.kept)
-    texts, stops = TokenTexts(chat), taken.sampling.stop
+    texts, stops = TokenTexts(chat, behind=ticket.behind), taken.sampling.stop
     async for piece in AsyncReplyStream(ticket, stops, lambda: agent.end_turn(ticket)):
         for event in reader.feed(piece.text, texts.tell(piece.logprobs)):
             yield event

@@ -104,6 +104,13 @@ class Dialect:
             return told_by_user(text)
         return "user", f"<system>\n{text}\n</system>"
 
+    def beginning(self, message: Message, inquiry: Inquiry) -> tuple[str, str]:
+        """As `turn`, of the answer to an `inquiry` that is gone on with: it is no thought, though
+        the template begin one there."""
+        role, text = self.turn(message)
+        thinks = self.chat.opens_thought and not inquiry.formed
+        return role, f"{self.chat.think_marks[1]}\n\n{text}" if thinks else text
+
     def reader(self, inquiry: Inquiry, new_id: Callable[[int], str]) -> Reader:
         """Who reads the answer to an inquiry; `new_id` makes the id of the call at a place."""
         names = {full_name(tool): tool for tool in inquiry.tools}

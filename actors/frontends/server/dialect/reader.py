@@ -62,6 +62,15 @@ class Reader:
         """What was said so far, beside thoughts and calls."""
         return self._words.text
 
+    def begin(self, text: str, heard: str) -> None:
+        """Stand behind a `text` that the answer goes on with, of whose words its reader has `heard`
+        these: what follows them is told."""
+        self._line.add_text(text)
+        for _ in self.feed(text):
+            pass
+        self.thoughts = ""
+        self._words.go_on(heard)
+
     def feed(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Iterator[Event]:
         """The events of some more text of the answer; `logprobs` are those of more tokens of it,
         whose text may come later."""

@@ -2,11 +2,12 @@
 thread."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from weakref import WeakKeyDictionary
 
 from kvactors.actors.frontends.server.exchange.events import TokenLogprob
 from kvactors.core.conversation.chat_format import ChatFormat
+from kvactors.core.conversation.token_offsets import whole_text
 from kvactors.core.schedule.logprobs import TokenLogprob as Scored
 
 __all__ = ["TokenLine", "TokenTexts"]
@@ -20,13 +21,13 @@ class TokenTexts:
     """The texts of the tokens of one answer or prompt, in order, by the tokenizer of `chat`.
 
     They add up to the whole text, so a character of several tokens stands at the last of them. End
-    tokens say nothing, unless `ends`.
+    tokens say nothing, unless `ends`; the first stands `behind` these.
     """
 
-    def __init__(self, chat: ChatFormat, *, ends: bool = False) -> None:
+    def __init__(self, chat: ChatFormat, *, ends: bool = False, behind: Sequence[int] = ()) -> None:
         self._chat = chat
         self._silent = frozenset[int]() if ends else chat.eos
-        self._shown: list[int] = []
+        self._shown = list(behind)
         self._fresh: list[int] = []
 
     def tell(self, tokens: Iterable[Scored]) -> tuple[TokenLogprob, ...]:
@@ -43,7 +44,7 @@ class TokenTexts:
             return ""
         self._fresh.append(token)
         # Some decoders strip a space at the beginning of what they are given.
-        before = self._chat.decode(self._shown)
+        before = whole_text(self._chat.decode, self._shown)
         after = self._chat.decode([*self._shown, *self._fresh])
         if after.endswith(INCOMPLETE):
             return ""
@@ -57,6 +58,10 @@ class TokenLine:
     def __init__(self) -> None:
         self._line: deque[tuple[int, TokenLogprob]] = deque()
         self._end = self._place = 0
+
+    def add_text(self, text: str) -> None:
+        """Put a text in line that no token says."""
+        self._end += len(text)
 
     def add(self, tokens: Iterable[TokenLogprob]) -> None:
         """Put the next tokens in line."""

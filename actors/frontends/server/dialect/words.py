@@ -17,6 +17,12 @@ class Words:
         self._as_it_is = as_it_is
         self._waiting = Said("")
         self._behind_call = False
+        self._told = 0
+
+    def go_on(self, heard: str) -> None:
+        """Of what was said so far, and of the blanks that wait, these words are told already."""
+        begins = len(self.text) - len(self.text.lstrip())
+        self._told = begins + len(heard.lstrip())
 
     def add(self, text: str, logprobs: tuple[TokenLogprob, ...]) -> Iterator[Said]:
         """Some more text, and what its tokens were given with."""
@@ -26,8 +32,9 @@ class Words:
             logprobs = self._waiting.logprobs + logprobs
             self.text += whole
             self._waiting, self._behind_call = Said(""), False
-            if whole:
-                yield Said(whole, logprobs)
+            fresh, self._told = self.text[self._told :], max(self._told, len(self.text))
+            if fresh:
+                yield Said(fresh, logprobs)
 
     def wait(self, blank: str, logprobs: tuple[TokenLogprob, ...]) -> None:
         """Blanks, which a call may follow."""

@@ -141,6 +141,12 @@ class Inquiry:
     one_prompt: bool = False
 
     @property
+    def begun(self) -> Message | None:
+        """The answer that the conversation ends with, and that is gone on with; none that calls."""
+        last = self.messages[-1] if self.messages else None
+        return last if last and last.role == "assistant" and not last.calls else None
+
+    @property
     def formed(self) -> bool:
         """Whether its answer has a form, and so no thoughts."""
         return self.form is not None or self.choice.mode == "required"

@@ -49,6 +49,12 @@ class Conversation:
         both = zip(self.hashes, self.said, self.compared, strict=True)
         return frozenset(hash_ for hash_, said, compared in both if said is not compared)
 
+    @property
+    def before_last(self) -> "Conversation":
+        """Without what is said last."""
+        said, compared, hashes = self.said[:-1], self.compared[:-1], self.hashes[:-1]
+        return replace(self, said=said, compared=compared, hashes=hashes)
+
     def depth(self, chain: bytes) -> int:
         """Of how many messages `chain` is the hash."""
         return (self.before, *self.hashes).index(chain)

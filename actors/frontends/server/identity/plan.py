@@ -1,6 +1,6 @@
 """How a turn is taken. Pure: any thread."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvactors.actors.frontends.server.exchange.events import Reuse
 from kvactors.actors.frontends.server.exchange.inquiry import Message
@@ -16,7 +16,8 @@ class Plan:
     are the first `matched` messages said; `begins` has the notes that it knows there, and after
     `tell`, which comes with the first new one of the user, the `notes`. Of `tools` beside those it
     began with it knows `had` there. `fresh`: it is to be made. `alike`: it begins with the words
-    of its parent, whose system prompt and tools are the same by the rules."""
+    of its parent, whose system prompt and tools are the same by the rules. `begun` is the answer
+    that it goes on with: its `own`, behind the turns that stay, or one that it is told of."""
 
     known: Known
     parent: str
@@ -31,6 +32,8 @@ class Plan:
     had: str = ""
     tools: str = ""
     alike: bool = False
+    begun: Message | None = None
+    own: bool = False
 
     @property
     def new(self) -> tuple[Message, ...]:
@@ -60,3 +63,19 @@ class Plan:
         said = self.conversation.said
         told = self.tells_tools or bool(self.tell and said and said[-1].role == "user")
         return told and bool(said) and not self.new
+
+    def going_on(self, begun: Message) -> "Plan":
+        """This one, of a conversation that ends with the answer `begun`: that is gone on with, and
+        nothing is told in the middle of it."""
+        own = not self.new
+        plan = replace(
+            self,
+            keep=self.keep - own,
+            matched=self.matched - own,
+            conversation=self.conversation.before_last,
+            begun=begun,
+            own=own,
+        )
+        if any(message.role == "user" for message in plan.new):
+            return plan
+        return replace(plan, tell="", notes=plan.begins, tools=plan.had)

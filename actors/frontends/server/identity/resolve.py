@@ -64,7 +64,7 @@ class Resolver:
         if goes_on is not None and found is None:
             raise AgentNotStored(f"who gave the answer {asked!r} no longer knows it")
         plan = self._decide(inquiry, conversation, found, busy, alone=alone)
-        if plan.untold:
+        if plan.untold and inquiry.begun is None:
             # What it said last is said again, with what has changed.
             found = self._nearest(inquiry, conversation, known[:-1], busy)
             if goes_on is None or found is not None:
@@ -72,7 +72,7 @@ class Resolver:
         if plan.tell and not any(message.role == "user" for message in plan.new):
             # Nobody else is made to say it: it is told with what the user says next.
             plan = replace(plan, tell="", notes=plan.begins)
-        return plan
+        return plan if inquiry.begun is None else plan.going_on(inquiry.begun)
 
     def _decide(
         self,

@@ -66,6 +66,8 @@ class ChatBody(Drawn):
     promptCacheKey: str | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
 
 def inquiry_of(request: Request, body: ChatBody) -> Inquiry:
@@ -81,8 +83,13 @@ def inquiry_of(request: Request, body: ChatBody) -> Inquiry:
         seed_alone=True,
         stop=tuple(text for text in stop if text),
     )
+    messages = tuple(_message(i, message) for i, message in enumerate(body.messages))
+    wanted, role = body.continue_final_message, messages[-1].role
+    if wanted is not None and wanted != (role == "assistant"):
+        where = f"messages.{len(messages) - 1}.role"
+        raise refused(where, f"{role} does not go with continue_final_message {wanted}")
     return Inquiry(
-        tuple(_message(i, message) for i, message in enumerate(body.messages)),
+        messages,
         client_of(request, body.prompt_cache_key or body.promptCacheKey),
         tuple(tool for tool in tools if allowed is None or tool.name in allowed),
         # Those that are skipped cannot be required.
