@@ -193,3 +193,56 @@ def test_an_answer_without_its_thinking_diverges_inside_that_answer() -> None:
 def test_messages_that_leave_nothing_to_answer_are_refused(said: list[tuple[str, str]]) -> None:
     with pytest.raises(InvalidInput, match=r"nothing to answer|end with the message to answer"):
         match_messages(talk(chat_format("bytes", "chatml"), Q1, A1), said)
+
+
+@every_tokenizer
+@every_template
+@quick
+@given(said=texts, more=texts, other=texts)
+def test_an_answer_that_is_gone_on_with_keeps_its_tokens_but_not_its_end(
+    algorithm: str, template: str, said: str, more: str, other: str
+) -> None:
+    chat = chat_format(algorithm, template)
+    transcript = talk(chat, Q1, said)
+    tokens = transcript.turns[1].token_ids
+
+    own = match_messages(transcript, [], goes_on=True)
+    further, asked = (
+        [("user", Q1), ("assistant", said + more)],
+        [("user", Q1), ("assistant", other)],
+    )
+    longer = match_messages(transcript, further, 0.0, goes_on=True)
+    alone = match_messages(Transcript(chat, "test"), asked, goes_on=True)
+
+    assert (own.keep, own.turns, own.match) == (1, (), "extend")
+    assert own.begun.token_ids == tuple(token for token in tokens if token not in chat.eos)
+    assert (longer.keep, longer.turns) == (1, ())
+    known = len(own.begun.token_ids)
+    if algorithm == "bytes":
+        assert longer.begun.token_ids[: known - 1] == own.begun.token_ids[:-1]
+    assert not chat.eos.intersection(longer.begun.token_ids)
+    assert alone.turns == (Transcript(chat, "test").render("user", Q1, answer=True),)
+    assert alone.begun.token_ids == tuple(chat.encode_answer(other))
+
+
+@every_tokenizer
+def test_an_answer_that_a_stop_string_ended_goes_on_before_it(algorithm: str) -> None:
+    chat = chat_format(algorithm, "chatml")
+    transcript = talk(chat, Q1)
+    transcript.extend([transcript.render("user", Q1, answer=True)], 0)
+    answer = transcript.answer(chat.encode("decade calm! be"), "stop", stop=("lm",))
+    transcript.extend([answer])
+
+    begun = match_messages(transcript, [], goes_on=True).begun
+
+    assert answer.text == chat.decode(begun.token_ids)
+    assert begun.token_ids[0] == answer.token_ids[0]
+
+
+def test_what_a_stop_string_ends_is_looked_for_behind_what_was_begun() -> None:
+    chat = chat_format("bytes", "chatml")
+    begun, more = chat.encode("abc, be"), chat.encode(" calm, decade")
+
+    turn = Transcript(chat, "test").answer((*begun, *more), "stop", stop=(",",), begun=len(begun))
+
+    assert (turn.text, turn.begun) == ("abc, be calm", len(begun))
