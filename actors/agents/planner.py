@@ -176,7 +176,13 @@ class Planner:
         """The request for a summary of all up to the end of a gap, or of fewer turns where
         they leave no room for it. Raises ContextExceeded, TemplateError."""
         turns, sampling = self.transcript.turns, Sampling(max_tokens=policy.max_tokens)
-        asked = Ask(ask.ticket, TurnOptions(NewText(policy.prompt), sampling))
+        # It shares with nobody, as what leaves no trace.
+        asked = Ask(
+            ask.ticket,
+            TurnOptions(
+                NewText(policy.prompt), sampling, priority=ask.turn.priority, remembered=False
+            ),
+        )
         tail = gap.tail
         while True:
             question = self._beginning(tail).render("user", policy.prompt, answer=True)
@@ -188,7 +194,7 @@ class Planner:
                 if tail <= gap.head:
                     raise
             else:
-                request.stream, request.passing = False, True
+                request.stream = False
                 return Gap(gap.head, tail), request
 
     def _read(self, finished: Finished) -> str:

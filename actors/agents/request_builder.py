@@ -98,7 +98,7 @@ def make_request(
     isolated: bool = False,
 ) -> Request:
     """The request that runs a `draft` of the `transcript` of `agent_id`, as `ask` asks, on a model
-    with this `spec`. An `isolated` one shares no system prompt's KV. Raises
+    with this `spec`. An `isolated` one shares no KV. Raises
     EmptyPrompt, TokenOutOfRange, ContextExceeded, InvalidSampling for choices too long for
     the model's windows or of the same tokens, and InvalidGrammar for a grammar that no answer of
     `max_tokens` meets."""

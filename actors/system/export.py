@@ -40,7 +40,7 @@ def export_stored(
     *,
     model: str,
     model_type: str = "",
-    fingerprint: str | None = None,
+    fingerprint: str | None,
     remember: Callable[[Sequence[dict[str, Any]]], tuple[list[int], str]] | None = None,
     on_step: OnStep = unwatched,
 ) -> None:

@@ -104,6 +104,10 @@ class AgentRoster:
         gpu, asked = self._lifecycle.gpu, ReadStats(held=agent_ids)
         held: Mapping[str, HeldAgent] = self._lifecycle.ask(gpu, asked)
         glances = self._glances(agent_ids)
+        if not agent_ids:
+            # Those of others are forgotten.
+            there = {glance.folder for glance in glances}
+            self._read = {folder: read for folder, read in self._read.items() if folder in there}
         known = dict[str, _Memory]()
         stored = dict[str, Glance]()
         for glance, memory in zip(glances, self._memories(glances), strict=True):

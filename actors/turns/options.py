@@ -59,7 +59,7 @@ class TurnOptions:
     template_kwargs: dict[str, Any] | None = None
     """What the chat template is told for it, beside what it always is."""
     tenant: str = ""
-    """Whose it is: the KV of a system prompt is taken from turns of the same one alone."""
+    """Whose it is: the KV of a beginning is taken from turns of the same one alone."""
     taken: bool = True
     """False: nothing is, and no turn of this id from then on; its reply is that of the one that was
     taken, if there is one, else empty."""

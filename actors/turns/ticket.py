@@ -57,10 +57,6 @@ class Ticket:
         if self.admitted is not None:
             self.admitted.resolve(begun)
 
-    def push(self, tokens: Tokens) -> None:
-        """Pass tokens to a stream, if there is one."""
-        self._push(tokens)
-
     def keep_nothing(self) -> None:
         """Nothing of the turn will be on disk."""
         self.durable.resolve(False)
@@ -87,9 +83,10 @@ class Ticket:
             self.on_end(self)
         if self.admitted is not None:
             self.admitted.resolve(None)
-        self._push(None)
+        self.push(None)
 
-    def _push(self, tokens: Tokens | None) -> None:
+    def push(self, tokens: Tokens | None) -> None:
+        """Pass tokens to a stream, if there is one; None: there are no more."""
         if self.tokens is not None:
             self.tokens.put(tokens)
             if self.on_push is not None:

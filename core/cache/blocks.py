@@ -6,11 +6,10 @@ can be shared by agents with a common beginning, and are freed by the last holde
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
 
 from kvactors.core.errors import MemoryExceeded
 
-__all__ = ["BLOCK_TOKENS", "AgentBlocks", "BlockPool", "block_floor", "blocks_for"]
+__all__ = ["BLOCK_TOKENS", "BlockPool", "block_floor", "blocks_for"]
 
 BLOCK_TOKENS = 256
 
@@ -25,19 +24,6 @@ def block_floor(tokens: int) -> int:
     return tokens // BLOCK_TOKENS * BLOCK_TOKENS
 
 
-@dataclass(slots=True)
-class AgentBlocks:
-    """The blocks of one agent, in order: block i covers tokens [256 i, 256 (i + 1))."""
-
-    agent_id: str
-    blocks: list[int] = field(default_factory=list)
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that fit into the blocks held."""
-        return len(self.blocks) * BLOCK_TOKENS
-
-
 class BlockPool:
     """Bounded, reference-counted accounting of blocks. Not thread-safe: GPU thread only."""
 
@@ -49,7 +35,8 @@ class BlockPool:
         self.total = total
         self._free = list(range(total - 1, -1, -1))
         self._references: Counter[int] = Counter()
-        self._agents: dict[str, AgentBlocks] = {}
+        # Of an agent in order: block i covers tokens [256 i, 256 (i + 1)).
+        self._agents: dict[str, list[int]] = {}
 
     @property
     def free_blocks(self) -> int:
@@ -63,14 +50,13 @@ class BlockPool:
 
     def held(self, agent_id: str) -> int:
         """Blocks held by one agent."""
-        agent = self._agents.get(agent_id)
-        return len(agent.blocks) if agent else 0
+        return len(self._agents.get(agent_id, ()))
 
     def missing(self, agent_id: str, tokens: int) -> int:
         """Blocks the agent would need beyond those it holds, for `tokens` tokens."""
         return max(0, blocks_for(tokens) - self.held(agent_id))
 
-    def allocate(self, agent_id: str, tokens: int) -> AgentBlocks:
+    def allocate(self, agent_id: str, tokens: int) -> None:
         """Grow the agent to hold `tokens` tokens. Raises MemoryExceeded, changing nothing."""
         need = self.missing(agent_id, tokens)
         if need > len(self._free):
@@ -78,33 +64,30 @@ class BlockPool:
                 f"cannot hold {tokens} tokens of {agent_id!r}: {need} more blocks needed, "
                 f"{self.free_blocks} of {self.total} free"
             )
-        agent = self._agents.setdefault(agent_id, AgentBlocks(agent_id))
+        blocks = self._agents.setdefault(agent_id, [])
         for _ in range(need):
             block = self._free.pop()
             self._references[block] = 1
-            agent.blocks.append(block)
-        return agent
+            blocks.append(block)
 
     def shrink(self, agent_id: str, tokens: int) -> None:
         """Give back the blocks beyond `tokens` tokens."""
-        agent = self._agents.get(agent_id)
-        if agent is None:
+        blocks = self._agents.get(agent_id)
+        if blocks is None:
             return
-        while len(agent.blocks) > blocks_for(tokens):
-            self._drop(agent.blocks.pop())
-        if not agent.blocks:
+        while len(blocks) > blocks_for(tokens):
+            self._drop(blocks.pop())
+        if not blocks:
             del self._agents[agent_id]
 
-    def share(self, parent: str, child: str, tokens: int) -> AgentBlocks:
+    def share(self, parent: str, child: str, tokens: int) -> None:
         """Let `child` start from the parent's full blocks within `tokens` tokens, uncopied."""
         assert not self.held(child), f"{child!r} already holds blocks"
         # One with less than a block may hold none.
-        held = self._agents.get(parent)
-        shared = held.blocks[: tokens // BLOCK_TOKENS] if held is not None else []
+        shared = self._agents.get(parent, [])[: tokens // BLOCK_TOKENS]
         for block in shared:
             self._references[block] += 1
-        self._agents[child] = AgentBlocks(child, list(shared))
-        return self._agents[child]
+        self._agents[child] = shared
 
     def free(self, agent_id: str) -> None:
         """Give back everything the agent holds; a stranger holds nothing."""
@@ -112,7 +95,7 @@ class BlockPool:
 
     def check(self) -> None:
         """Prove the invariant: free and referenced blocks partition the pool exactly."""
-        counted = Counter(block for agent in self._agents.values() for block in agent.blocks)
+        counted = Counter(block for blocks in self._agents.values() for block in blocks)
         free = set(self._free)
         assert counted == +self._references, "references differ from the blocks that agents hold"
         assert free.isdisjoint(counted), "a held block is free"

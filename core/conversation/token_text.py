@@ -130,7 +130,7 @@ class TokenText:
         return self.reply_parts(tokens, stop)[0]
 
     def reply_parts(
-        self, tokens: Sequence[int], stop: Sequence[str] = (), begun: int = 0
+        self, tokens: Sequence[int], stop: Sequence[str], begun: int = 0
     ) -> tuple[str, str]:
         """A reply's text, and the text of its tokens that comes after and is not shown. The strings
         of `stop` are looked for behind the first `begun` tokens."""

@@ -19,22 +19,21 @@ __all__ = ["Admission", "EngineConfig"]
 # Waiting turns that a step looks at, so that it takes no longer when more wait: beyond those that
 # wait for a beginning which is just prefilled, the first that may start is among them.
 LOOKED_AT = 64
+# Bytes waiting to be written above which nothing new is admitted.
+MOST_BACKLOG = 512 * 2**20
 _COUNTED = {"hot": "hits", "warm": "restores", "cold": "misses"}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """`memory_budget` in bytes for KV and work space; `stored`: idle caches can be read back
-    from disk; `backlog_limit`: bytes waiting to be written above which nothing new is admitted;
-    `eviction`: who leaves memory first, None for the longest idle; `max_waiting`: turns that may
-    wait to be admitted; `share`: whether agents may hold the same memory;
-    `speculation`: whether drafts are checked, and whose."""
+    from disk; `eviction`: who leaves memory first, None for the longest idle; `max_waiting`: turns
+    that may wait to be admitted; `share`: whether agents may hold the same memory; `speculation`: whether drafts are checked, and whose."""
 
     max_batch: int
     memory_budget: int
     stored: bool
     target_latency: float | None = None
-    backlog_limit: int = 512 * 2**20
     eviction: EvictionPolicy | None = None
     max_waiting: int = 100_000
     share: bool = True
@@ -43,7 +42,7 @@ class EngineConfig:
 
 class Admission:
     """The waiting turns. What they wait for is room, their KV from the store, or the turn that
-    prefills the system prompt that they share. `config` bounds it, `memory` has the room,
+    prefills what they begin with. `config` bounds it, `memory` has the room,
     `transfer` reads from the store, `sharing` knows who prefills what; `clock` gives seconds."""
 
     def __init__(
@@ -198,7 +197,7 @@ class Admission:
 
     @property
     def _backed_up(self) -> bool:
-        return self._memory.backlog > self._config.backlog_limit
+        return self._memory.backlog > MOST_BACKLOG
 
     def _follows(self, request: Request, prefilled: Mapping[Beginning, Request]) -> bool:
         """Whether what this turn begins with is just `prefilled` by another."""

@@ -68,7 +68,7 @@ class KVTransfer:
         return self._stored and request.past > 0 and not known
 
     def must_ask_for_more(self, request: Request) -> bool:
-        """Whether the store may know more than the system prompt that others have in memory."""
+        """Whether the store may know more than its system prompt, which others may have."""
         return request.past > request.shared and self.must_ask(request)
 
     def ask(self, agent_id: str, nbytes: int, tokens: list[int] | None = None) -> None:

@@ -107,13 +107,15 @@ class PrefixSharing:
         """Whether a turn is to wait for one of those by whom its beginning is just `prefilled`,
         since nobody has as much of it yet: that is offered when it is there. For one that is less
         urgent it waits for a system prompt alone."""
-        found = self._longest_first(request, prefilled)
-        if not found:
-            return False
-        tokens, beginning = found[0]
-        other, own = prefilled[beginning], self._common(self._hot.get(request.agent_id), request)
-        less_urgent = other.priority < request.priority and tokens != request.shared
-        if less_urgent or not _is_better(tokens, own, request) or self.donor(request, tokens)[0]:
+        known = self._longest_first(request, prefilled)
+        urgent = (
+            (tokens, prefilled[beginning])
+            for tokens, beginning in known
+            if tokens == request.shared or prefilled[beginning].priority >= request.priority
+        )
+        tokens, other = next(urgent, (0, request))
+        own = self._common(self._hot.get(request.agent_id), request)
+        if not _is_better(tokens, own, request) or self.donor(request, tokens)[0]:
             return False
         if tokens > other.offered:
             # More of it is another's beginning than was known.
@@ -158,7 +160,8 @@ class PrefixSharing:
                 found.append((tokens, beginning))
             elif tokens != request.shared:
                 break
-        return sorted(found, reverse=True)
+        # A system prompt of whole blocks is one of them.
+        return sorted(set(found), reverse=True)
 
     def _common(self, cache: HotCache | None, request: Request) -> int:
         """How many tokens of a turn a cache has that the turn can begin with."""

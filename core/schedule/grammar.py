@@ -123,6 +123,8 @@ def _check(kind: Kind, text: str) -> tuple[str, ...]:
         wrong, messages = LLMatcher.validate_grammar_with_warnings(source)
     except ValueError as error:
         wrong, messages = True, [f"it is no JSON: {error}"]
+    except TypeError as error:
+        wrong, messages = True, [f"it is no schema: {error}"]
     except RecursionError:
         wrong, messages = True, ["it is nested too deep"]
     if wrong:

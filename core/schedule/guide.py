@@ -190,6 +190,7 @@ def _first_way(tokens: Compiler, grammar: Grammar) -> tuple[int, ...] | None:
         return known[grammar]
     way = shortest_way(tokens, tokens.matcher(grammar.source))
     if len(known) >= MOST_KEPT:
-        known.clear()
+        # Others may look into the old ones just now.
+        known = _first_ways[tokens] = {}
     known[grammar] = way
     return way

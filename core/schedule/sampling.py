@@ -161,13 +161,13 @@ def _texts(name: str, value: object) -> tuple[str, ...]:
     return texts
 
 
-def _whole(name: str, value: object, least: int, most: int | None = None) -> int:
+def _whole(name: str, value: object, least: int, most: int) -> int:
     found = whole(value)
     if found is None:
         raise InvalidSampling(f"{name} must be an int, not {value!r}")
     if found < least:
         raise InvalidSampling(f"{name} must be at least {least}, not {_shown(found)}")
-    if most is not None and found > most:
+    if found > most:
         raise InvalidSampling(f"{name} must be at most {most}, not {_shown(found)}")
     return found
 

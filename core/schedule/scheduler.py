@@ -29,6 +29,12 @@ _DEEP = 2_000
 _BLOCK = 256
 # Seconds between two tokens where nobody said how many; and steps of those who read them.
 _LATENCY, _SMOOTH = 0.1, 5.0
+# Seconds that a short prompt, or one that was passed over for long, may take at once where nobody
+# reads the tokens as they come; and steps that a prefill may take where those are longer.
+_UNWATCHED_LATENCY, _PATIENCE = 1.0, 2.5
+# Tokens of a chunk: as many at least where that keeps the latency, else, and where it is not known
+# what a token takes, the second; and of the first one where nobody decodes.
+_SHORTEST_CHUNK, _LEAST_CHUNK, _FIRST_CHUNK = 8, 32, 256
 # Chunks beside decoding rows have multiples of so many tokens; and any chunk takes about as long
 # as so many tokens more, since what is cached becomes floats for all of them (bench/LOG.md).
 _GRAIN, _OVERHEAD = 8, 12
@@ -40,22 +46,13 @@ LOGITS = 32
 class SchedulerConfig:
     """`target_latency` in seconds between two tokens of a decoding agent while another
     prefills (None: a tenth of one, or five of its steps where somebody reads them as they come and
-    those are shorter), or `patience` of its steps for the prefill where those are longer;
-    `unwatched_latency` those that a short prompt, or one that was passed over for long, may take
-    at once where nobody reads the tokens as they come; `max_wait` plans that pass a prefill over
-    raise its priority by one. A chunk has at least `shortest_chunk` tokens where that keeps the
-    latency, else, and where it is not known what a token takes, `least_chunk`.
+    those are shorter); `max_wait` plans that pass a prefill over raise its priority by one.
     No chunk has more than `longest_chunk` tokens: longer ones are no faster on this device.
     `reproducible`: chunks end at multiples of the block, and what a turn had decoded before it
     gave way is fed token by token. `checkpointed`: they are no longer than a block. With either
     they stop where a shared beginning ends."""
 
     target_latency: float | None = None
-    unwatched_latency: float = 1.0
-    patience: float = 2.5
-    shortest_chunk: int = 8
-    least_chunk: int = 32
-    first_chunk: int = 256
     max_wait: int = 8
     longest_chunk: int = 4096
     reproducible: bool = False
@@ -120,7 +117,7 @@ class Scheduler:
         if size == first.remaining and _may_share(first) and not self.config.reproducible:
             # What a longer prompt would get now is there for several short ones; more would
             # keep the first waiting.
-            budget = self._chunk_size(first.cached, self.config.first_chunk, decoding=decode)
+            budget = self._chunk_size(first.cached, _FIRST_CHUNK, decoding=decode)
             if self._pace.value:
                 # Behind much that is cached, each row's keys cost more than a launch saves.
                 deep = first.cached >= _DEEP
@@ -146,7 +143,7 @@ class Scheduler:
         if decoding:
             size = self._affordable(self._latency)
         else:
-            size = max(self.config.first_chunk, 2 * self._last_chunk)
+            size = max(_FIRST_CHUNK, 2 * self._last_chunk)
         if self.config.checkpointed:
             size = min(size, _BLOCK)
         elif decoding and remaining <= size + size // 8:
@@ -166,7 +163,7 @@ class Scheduler:
         """A chunk of `tokens` tokens (padding included) took `seconds`, while others were
         `decoding` or not."""
         # Of fewer tokens little can be told.
-        if tokens >= self.config.shortest_chunk or self._pace.value is None:
+        if tokens >= _SHORTEST_CHUNK or self._pace.value is None:
             self._pace.add(seconds / (tokens + _OVERHEAD))
         self._owed = max(1, round(seconds / self._spare(self._latency))) if decoding else 0
 
@@ -184,12 +181,12 @@ class Scheduler:
     def _spare(self, latency: float) -> float:
         """Seconds of prefill between two decode steps that may be so far apart."""
         step = self._decode_seconds.value or 0.0
-        return max(latency - step, self.config.patience * step)
+        return max(latency - step, _PATIENCE * step)
 
     def _latency_beside(self, first: Request, decoding: Sequence[Request]) -> float:
         """Seconds between two decode steps while the first prompt is prefilled, for those that are
         no less urgent."""
-        unwatched = self.config.unwatched_latency
+        unwatched = _UNWATCHED_LATENCY
         target = self.config.target_latency or _LATENCY
         step = self._decode_seconds.value
         if not decoding:
@@ -222,12 +219,12 @@ class Scheduler:
     def _affordable(self, latency: float) -> int:
         """Tokens of a chunk that fits between two decode steps so far apart. Where not even the
         shortest does, nor before the next step, it is better to get on: the least chunk."""
-        shortest, pace = self.config.shortest_chunk, self._pace.value
+        shortest, pace = _SHORTEST_CHUNK, self._pace.value
         if not pace:
-            return self.config.least_chunk
+            return _LEAST_CHUNK
         fits = int(self._spare(latency) / pace) - _OVERHEAD
         if fits < shortest and (shortest + _OVERHEAD) * pace > latency:
-            return self.config.least_chunk
+            return _LEAST_CHUNK
         return max(shortest, fits // _GRAIN * _GRAIN)
 
     def _waited_enough(self, request: Request) -> bool:

@@ -194,3 +194,20 @@ def test_token_ids_of_another_tokenizer_begin_as_this_one_begins_texts() -> None
     draft = make_draft(Transcript(chat, "test"), asked)
 
     assert list(draft.turns[0].token_ids) == chat.tokenizer.encode("Hello world")
+
+
+def test_a_summary_is_as_urgent_as_its_turn_and_shares_with_nobody() -> None:
+    transcript = Transcript(chat_format("bytes", "chatml"), "test", "Be calm. " * 20)
+    for number in range(9):
+        question = transcript.render("user", f"Hello world {number}, hello again", answer=True)
+        transcript.extend([question, transcript.given_answer("a cab")])
+    policy = Summarize(max_tokens=16, prompt="abc", keep_head=0)
+    spec = replace(SPEC, context=len(transcript.token_ids))
+    asked = TurnOptions(NewText("be"), Sampling(max_tokens=8), priority=5, tenant="key")
+    asking = Ask(Ticket.begin("a", streamed=False), asked)
+
+    running, request = Planner("a", transcript, spec, policy, isolated=True).first(asking)
+
+    assert running.gap is not None
+    assert request.passing
+    assert (request.tenant, request.shared, request.priority) == (None, 0, 5)

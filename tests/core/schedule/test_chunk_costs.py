@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kvactors.core.cache.spec import KVForm, ModelCacheSpec
 from kvactors.core.schedule.request import Request
 from kvactors.core.schedule.sampling import Sampling
-from kvactors.core.schedule.scheduler import Scheduler, SchedulerConfig
+from kvactors.core.schedule.scheduler import Scheduler
 from kvactors.core.testing.engines import make_request
 
 
@@ -63,7 +63,7 @@ def test_where_not_even_a_few_tokens_keep_the_latency_the_prefill_gets_on() -> N
 def test_chunks_of_any_cost_keep_the_latency_or_are_the_least_that_gets_on(
     token: float, overhead: int, step: float, streams: list[bool]
 ) -> None:
-    scheduler, config = Scheduler(), SchedulerConfig()
+    scheduler = Scheduler()
     for _ in range(20):
         scheduler.record_decode(step)
 
@@ -76,7 +76,7 @@ def test_chunks_of_any_cost_keep_the_latency_or_are_the_least_that_gets_on(
         scheduler.record_decode(step)
 
     latency = max(min(0.1, 5 * step), 3.5 * step)
-    assert chunk.tokens == config.least_chunk or seconds < 1.3 * latency
+    assert chunk.tokens == 32 or seconds < 1.3 * latency
 
 
 @pytest.mark.parametrize(("decoding", "together"), [([], 4), ([ASKED], 4), ([STREAMED], 1)])

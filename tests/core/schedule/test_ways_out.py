@@ -236,3 +236,11 @@ def test_a_lenient_grammar_holds_to_all_else() -> None:
     for schema in ({"type": "teapot"}, "[", "1", "{", {"type": "string", "pattern": "("}):
         with pytest.raises(InvalidGrammar):
             Grammar.json_schema(schema, lenient=True)
+
+
+@pytest.mark.parametrize("most", ["5", None, [1]])
+def test_a_length_that_is_no_number_is_refused(most: Any) -> None:
+    schema = {"type": "string", "pattern": ZODS["hostname"][0], "maxLength": most}
+
+    with pytest.raises(InvalidGrammar, match="it is no schema"):
+        Grammar.json_schema(schema)

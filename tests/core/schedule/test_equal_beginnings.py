@@ -1,0 +1,52 @@
+"""Beginnings that are known in two ways, and those that one turn may wait for and another not."""
+
+from collections.abc import Sequence
+
+from makers import LoadGrid, MakeEngine, prompt_of
+
+from kvactors import Sampling
+from kvactors.core.conversation.hashing import tokens_hash
+from kvactors.core.schedule.request import Request
+from kvactors.core.testing.engines import make_request, run_engine
+
+ANSWER = Sampling(max_tokens=4)
+WORLD = prompt_of(1400)
+
+
+def turn(name: str, common: Sequence[int], system: int, number: int) -> Request:
+    """A turn that begins with what is `common`, of which the first `system` tokens are its system
+    prompt, and goes on in a way of its own."""
+    prompt = [*common, 100 + number, *prompt_of(9, seed=number)]
+    request = make_request(name, [], prompt, ANSWER)
+    request.tenant, request.shared = "", system
+    request.prompt_hash = tokens_hash(prompt[:system])
+    return request
+
+
+def test_a_system_prompt_of_whole_blocks_is_found_when_who_had_it_is_gone(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(load_grid())
+    first, second = (turn(name, WORLD[:512], 512, n) for n, name in enumerate("ab"))
+    run_engine(engine, [(0, first)])
+    engine.memory.hot.drop("a")
+
+    run_engine(engine, [(0, second)])
+
+    assert second.kept == 0
+    assert engine.stats()["shared_tokens"] == 0
+
+
+def test_the_more_urgent_waits_for_its_system_prompt_though_more_is_prefilled(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(load_grid())
+    low, high = turn("low", WORLD, 900, 1), turn("high", WORLD[:1200], 900, 2)
+    high.priority = 1
+    engine.submit(low)
+    engine.step()
+    assert low.cached < 900
+
+    run_engine(engine, [(0, high)])
+
+    assert high.kept >= 900
