@@ -28,7 +28,8 @@ _COUNTED = {"hot": "hits", "warm": "restores", "cold": "misses"}
 class EngineConfig:
     """`memory_budget` in bytes for KV and work space; `stored`: idle caches can be read back
     from disk; `eviction`: who leaves memory first, None for the longest idle; `max_waiting`: turns
-    that may wait to be admitted; `share`: whether agents may hold the same memory; `speculation`: whether drafts are checked, and whose."""
+    that may wait to be admitted; `share`: whether agents may hold the same memory; `speculation`:
+    whether drafts are checked, and whose."""
 
     max_batch: int
     memory_budget: int

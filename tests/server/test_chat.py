@@ -73,6 +73,18 @@ def test_what_has_no_meaning_changes_nothing(client: Any) -> None:
     assert (usage.prompt_tokens_details.cached_tokens or 0) > 20
 
 
+def test_an_answer_that_its_client_changed_is_a_miss(client: Any) -> None:
+    *messages, answer = told(client, "You are changed.")
+    changed = {"role": "assistant", "content": f"No: {answer['content']}"}
+
+    raw = client.chat.completions.with_raw_response.create(
+        model="default", messages=[*messages, changed, ASKED], max_tokens=5
+    )
+
+    assert "forked" in raw.headers["x-kvactors-reused"]
+    assert raw.headers["x-kvactors-miss"].startswith("message 1, character 0: 'No: ")
+
+
 def test_a_branch_says_where_it_differs_and_the_log_without_what_was_said(
     client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

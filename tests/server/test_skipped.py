@@ -44,6 +44,8 @@ def items(*between: dict[str, Any]) -> list[dict[str, Any]]:
             CHAT | {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
             "stream_options.continuous_usage_stats",
         ),
+        ("chat/completions", {"messages": [{**HELLO[0], "name": "Ann"}]}, "messages.name"),
+        ("chat/completions", CHAT | {"reasoning": {"exclude": True}}, "reasoning.exclude"),
         (
             "completions",
             {"prompt": "hello", "max_tokens": 4, "stream_options": {"extra": 1}},

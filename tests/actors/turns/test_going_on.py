@@ -126,7 +126,7 @@ def test_an_answer_that_was_changed_is_gone_on_with_from_where_it_was(
     assert rest.usage.prefilled_tokens < 5
 
 
-def test_the_end_that_an_answer_came_to_is_taken_back(
+def test_a_stop_string_that_ended_an_answer_is_taken_back(
     open_system: OpenSystem, tmp_path: Path
 ) -> None:
     alice = open_system(chat_model).spawn("alice")
@@ -139,6 +139,23 @@ def test_the_end_that_an_answer_came_to_is_taken_back(
 
     assert cut.finish_reason == "stop"
     assert bob.transcript().turns[-1].text == cut.text.rstrip(OPEN) + rest.text
+
+
+def test_an_end_that_an_answer_came_to_is_taken_back(open_system: OpenSystem) -> None:
+    alice = open_system(chat_model).spawn("alice")
+    chat = alice.host.info.chat
+    (end,) = chat.end_of_turn
+    said = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "a cab"},
+        {"role": "user", "content": "and"},
+    ]
+    asked(alice, messages=said, sampling=of(2))
+
+    goes_on(alice, of(3), messages=said[:2], threshold=0.0)
+
+    assert chat.encode_answer("a cab") == list(alice.transcript().turns[1].token_ids[:-3])
+    assert end not in alice.transcript().turns[1].token_ids[:-3]
 
 
 def test_a_request_that_comes_again_is_told_what_it_was_told(

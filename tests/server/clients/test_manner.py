@@ -21,6 +21,9 @@ NO_THOUGHT = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 KWARGS = {"chat_template_kwargs": {"enable_thinking": False}}
 OFF: list[tuple[str, dict[str, Any]]] = [
     ("chat/completions", {**ASKED, "reasoning_effort": "none"}),
+    ("chat/completions", {**ASKED, "reasoning": {"effort": "none"}}),
+    ("chat/completions", {**ASKED, "reasoning": {"enabled": False}}),
+    ("chat/completions", {**ASKED, "reasoning": {"max_tokens": 0}}),
     ("chat/completions", {**ASKED, **KWARGS}),
     ("responses", {**RESPONSE, "reasoning": {"effort": "none"}}),
     ("responses", {**RESPONSE, **KWARGS}),

@@ -82,7 +82,7 @@ def test_it_is_who_knows_most_of_it_among_the_clients_own_agents_and_else_among_
         assert plan.fresh
         assert plan.keep == 0
     else:
-        assert plan.keep == best[1] + 1
+        assert plan.keep + plan.own == best[1] + 1
         going_on = nearest & free
         assert plan.known.agent_id in going_on if going_on else plan.parent in nearest
     index.close()

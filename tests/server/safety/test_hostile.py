@@ -91,6 +91,17 @@ def test_another_method_is_the_clients_fault(server: Server, path: str) -> None:
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("path", ["/", "/health", "/metrics", "/v1/models", "/v1/models/kvactors"])
+def test_who_looks_for_a_head_gets_that_of_what_there_is(server: Server, path: str) -> None:
+    head, whole = (
+        httpx.request(kind, f"{server.url}{path}", timeout=WAIT) for kind in ("HEAD", "GET")
+    )
+
+    assert head.status_code == whole.status_code == 200
+    assert head.headers["content-type"] == whole.headers["content-type"]
+    assert head.content == b""
+
+
 @pytest.mark.parametrize(
     "roles",
     [["assistant"], ["system"], ["user", "assistant"], ["tool"], ["assistant", "user"],
@@ -102,7 +113,7 @@ def test_any_order_of_roles_is_answered_or_refused(server: Server, roles: list[s
 
     answer = post(server, asked() | {"messages": said, "stream": True})
 
-    refused = roles[-1] == "assistant"
+    refused = roles == ["assistant"]
     assert answer.status_code == (400 if refused else 200), answer.text
     assert len(system_of(server).agents()) == before + (not refused)
 

@@ -36,7 +36,7 @@ from kvactors.actors.frontends.server.dialect.dialect import Dialect
 from kvactors.actors.frontends.server.dialect.manner import Spoken, spoken
 from kvactors.actors.frontends.server.exchange.answers import Answer
 from kvactors.actors.frontends.server.exchange.inquiry import Client, Inquiry, Manner
-from kvactors.actors.frontends.server.identity.canonical import canonical, new_call_id
+from kvactors.actors.frontends.server.identity.canonical import canonical, chains, new_call_id
 from kvactors.actors.frontends.server.identity.index import Index
 from kvactors.actors.frontends.server.identity.plan import Plan
 from kvactors.actors.frontends.server.identity.rules import Rule
@@ -211,14 +211,17 @@ class Service:
     ) -> None:
         """Note where each message of the conversation stands in the agent's ledger."""
         plan, conversation = taken.plan, taken.plan.conversation
-        texts = [canonical(message) for message in conversation.compared[plan.matched :]]
-        all_hashes = [conversation.before, *conversation.hashes]
+        last = (conversation.before, *conversation.hashes)[plan.matched]
+        # What was cut off is no place of anybody.
+        answer = () if reply.finish_reason == "cancelled" else (taken.answer,)
+        said = (*conversation.compared[plan.matched :], *answer)
+        hashes = [last, *chains(last, said)]
 
         known = replace(plan.known, notes=plan.notes)
 
         def note() -> None:
             self.index.note(known, plan.keep, places_of(taken, reply), answer_id)
-            self.index.note_said(all_hashes[plan.matched :], texts)
+            self.index.note_said(hashes, [canonical(message) for message in said])
 
         try:
             await self.claims.on_index(note)

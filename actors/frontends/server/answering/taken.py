@@ -55,6 +55,11 @@ class Taken:
     sampling: Sampling
     unread: tuple[str, ...] = ()
 
+    @property
+    def answer(self) -> Message:
+        """What was answered until now, as its client will say it."""
+        return Message("assistant", self.reader.text, self.reader.calls)
+
 
 async def admission(ticket: Ticket) -> Begun | None:
     """Wait a moment for a turn to begin, so that what fails at once is a status: how much of its
@@ -110,12 +115,10 @@ def log_opened(opened: Opened) -> None:
 
 
 def opened_of(taken: Taken, begun: Begun | None) -> Opened:
-    """Who takes it, as its client calls it, and what is known: of a turn that has `begun` with the
-    beginning that it shares with others."""
+    """Who takes it, as its client calls it, and what is known: of a turn that has `begun` what has
+    KV, of one that waits what is in the ledger."""
     turns = taken.agent.transcript().turns[: taken.plan.keep + taken.plan.own]
-    known = sum(len(turn.token_ids) for turn in turns)
-    if begun is not None:
-        known = max(known, begun.kept)
+    known = begun.kept if begun else sum(len(turn.token_ids) for turn in turns)
     mine = taken.plan.known
     shown = mine.agent_id.removeprefix(f"{mine.tenant}/") if mine.tenant else mine.agent_id
     return Opened(shown, secrets.token_hex(12), known, taken.plan.reuse, taken.unread)
@@ -148,7 +151,7 @@ def places_of(taken: Taken, reply: Reply) -> list[Place]:
     hashes = list(conversation.hashes[plan.matched :])
     if reply.finish_reason != "cancelled":
         before = conversation.hashes[-1] if conversation.hashes else conversation.before
-        hashes += chains(before, [Message("assistant", taken.reader.text, taken.reader.calls)])
+        hashes += chains(before, [taken.answer])
     # Who begins alike finds the first by its beginning.
     mark = prompt_mark(taken.agent.system_prompt)
     first = [] if plan.keep else [Place(conversation.before, agent_id, 0, mark, plan.begins)]

@@ -108,7 +108,7 @@ class Dialect:
         """As `turn`, of the answer to an `inquiry` that is gone on with: it is no thought, though
         the template begin one there."""
         role, text = self.turn(message)
-        thinks = self.chat.opens_thought and not inquiry.formed
+        thinks = self._thinks_first(inquiry)
         return role, f"{self.chat.think_marks[1]}\n\n{text}" if thinks else text
 
     def reader(self, inquiry: Inquiry, new_id: Callable[[int], str]) -> Reader:
@@ -123,7 +123,11 @@ class Dialect:
         calls = self._calls if _may_call(inquiry) else ()
         # What has a form is no thought, though the template may begin one.
         thoughts = ("", "") if inquiry.formed else self.chat.think_marks
-        return Marks(calls, *thoughts, self.chat.opens_thought and not inquiry.formed)
+        return Marks(calls, *thoughts, self._thinks_first(inquiry))
+
+    def _thinks_first(self, inquiry: Inquiry) -> bool:
+        """Whether the template begins a thought where the answer to an inquiry begins."""
+        return self.chat.opens_thought and not inquiry.formed
 
     def stops(self, inquiry: Inquiry) -> tuple[str, ...]:
         """Marks behind which the answer to an inquiry ends, since it may make one call only."""

@@ -33,7 +33,7 @@ def page_routes() -> APIRouter:
         ("/page/style.css", "style.css", "text/css"),
         ("/page/page.js", "page.js", "text/javascript"),
     ):
-        router.add_api_route(route, _file(name, kind), methods=["GET"])
+        router.add_api_route(route, _file(name, kind), methods=["GET", "HEAD"])
     return router
 
 

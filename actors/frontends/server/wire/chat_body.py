@@ -12,6 +12,7 @@ from kvactors.actors.frontends.server.exchange.inquiry import (
     Call,
     Form,
     Inquiry,
+    Manner,
     Message,
     Role,
     Tool,
@@ -27,6 +28,7 @@ from kvactors.actors.frontends.server.wire.reading import (
     manner_of,
     name_of,
     of_provider,
+    unmet,
 )
 from kvactors.core.schedule.sampling import Sampling
 
@@ -34,6 +36,7 @@ __all__ = ["MOST_ANSWERS", "MOST_TOKENS", "ChatBody", "inquiry_of", "mode_of", "
 
 MOST_TOKENS = 4096
 MOST_ANSWERS = 16
+_RESULTS = ("tool", "function")
 # Kinds of tool choices that are objects.
 _CHOICES = (None, "function", "allowed_tools")
 _MODES: dict[str | None, Literal["auto", "none", "required"]] = {
@@ -65,6 +68,7 @@ class ChatBody(Drawn):
     prompt_cache_key: str | None = None
     promptCacheKey: str | None = None
     reasoning_effort: str | None = None
+    reasoning: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
@@ -99,17 +103,31 @@ def inquiry_of(request: Request, body: ChatBody) -> Inquiry:
         open_end=body.max_completion_tokens is None and body.max_tokens is None,
         form=_form(body.response_format),
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        manner=manner_of(body.chat_template_kwargs, "reasoning_effort", body.reasoning_effort),
+        manner=_manner(body),
     )
 
 
+def _manner(body: ChatBody) -> Manner:
+    told, effort = body.chat_template_kwargs, body.reasoning_effort
+    if effort is not None:
+        return manner_of(told, "reasoning_effort", effort)
+    # As OpenRouter has it.
+    asked = body.reasoning or {}
+    off = asked.get("enabled") is False or asked.get("max_tokens") == 0
+    return manner_of(told, "reasoning.effort", "none" if off else asked.get("effort"))
+
+
 def skipped(body: ChatBody) -> list[str]:
-    """Tools of kinds that are no functions, and what of a schema is not held to."""
+    """Tools of kinds that are no functions, names of who speaks, and what of a schema is not held
+    to."""
     kinds = (f"tools: {tool['type']}" for tool in body.tools or () if not _is_function(tool))
     found = list(dict.fromkeys(kinds))
     choice = body.tool_choice
     if isinstance(choice, dict) and choice.get("type") not in _CHOICES:
         found.append(f"tool_choice: {choice['type']}")
+    if any(said.get("name") and said.get("role") not in _RESULTS for said in body.messages):
+        found.append("messages.name")
+    found += unmet(body.reasoning, "effort", "enabled", "max_tokens")
     return found + unheld("response_format", _form(body.response_format))
 
 

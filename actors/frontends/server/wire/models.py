@@ -62,17 +62,20 @@ def model_routes(
     `registry` has what is counted."""
     router = APIRouter(tags=["Server"])
 
+    @router.head("/v1/models", include_in_schema=False)
     @router.get("/v1/models")
     def models() -> dict[str, Any]:
         entries = named.entries()
         ends = {"first_id": entries[0]["id"], "last_id": entries[-1]["id"]}
         return {"object": "list", "data": entries, "has_more": False, **ends}
 
+    @router.head("/v1/models/{model:path}", include_in_schema=False)
     @router.get("/v1/models/{model:path}")
     def model(model: str) -> dict[str, Any]:
         named.check(model)
         return {**named.entries()[0], "id": model}
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health")
     def how_it_is(response: Response) -> dict[str, Any]:
         well, said = health()
@@ -81,6 +84,7 @@ def model_routes(
             response.headers["Retry-After"] = "5"
         return said
 
+    @router.head("/metrics", include_in_schema=False)
     @router.get("/metrics")
     def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

@@ -114,6 +114,12 @@ def manner_of(
     return Manner(thinks, effort or "", told or {})
 
 
+def unmet(reasoning: dict[str, Any] | None, *met: str) -> list[str]:
+    """What of a body's `reasoning` changes nothing: all that is set but what is `met`."""
+    wishes = (reasoning or {}).items()
+    return [f"reasoning.{wish}" for wish, value in wishes if value and wish not in met]
+
+
 def record_of(raw: bytes, kind: type[_B]) -> _B:
     """The JSON in `raw` as a record of this `kind`. Raises Failure with the field named."""
     content = content_of(raw)

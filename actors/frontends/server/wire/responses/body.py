@@ -29,6 +29,7 @@ from kvactors.actors.frontends.server.wire.reading import (
     manner_of,
     name_of,
     of_provider,
+    unmet,
 )
 from kvactors.actors.frontends.server.wire.responses.items import Item, listed, messages_of, unsaid
 from kvactors.core.schedule.sampling import Sampling
@@ -126,9 +127,7 @@ def skipped(body: ResponseBody) -> list[str]:
         elif tool.get("type") != "function":
             found.append(f"tools: {tool.get('type')}")
     found += [f"input: {kind}" for kind in unsaid(body.input)]
-    reasoning = (body.reasoning or {}).items()
-    wishes = [wish for wish, value in reasoning if value and wish not in ("effort", "summary")]
-    found += [f"reasoning.{wish}" for wish in wishes]
+    found += unmet(body.reasoning, "effort", "summary")
     found += ["text.verbosity"] if (body.text or {}).get("verbosity") else []
     found += [f"include: {wish}" for wish in body.include or () if wish != _LOGPROBS]
     choice = body.tool_choice
