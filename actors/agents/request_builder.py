@@ -125,7 +125,9 @@ def make_request(
             len(tokens),
             spec.context - max_tokens,
         )
-    private = isolated or sampling.prompt_logprobs or not asked.remembered
+    private = isolated or sampling.prompt_logprobs
+    lends = asked.lends and not private
+    private = private or not (asked.remembered or lends)
     shared = (
         [] if private or draft.keep else _shared_beginning(transcript, draft.system_prompt, tokens)
     )
@@ -146,7 +148,8 @@ def make_request(
         stream=ask.ticket.tokens is not None,
         submitted_at=ask.ticket.submitted_at,
         priority=asked.priority if asked.answer else asked.priority - 1,
-        passing=not asked.remembered,
+        passing=not (asked.remembered or lends),
+        lends=lends,
         shared=len(shared),
         prompt_hash=tokens_hash(shared) if shared else "",
         tenant=None if private else asked.tenant,

@@ -54,6 +54,9 @@ class TurnOptions:
     """Whether an answer is wanted; False: remember only."""
     remembered: bool = True
     """Whether the agent remembers it, on disk too; False: it leaves no trace."""
+    lends: bool = False
+    """Of one that is not remembered, whose agent is forgotten: whether its KV stays in memory,
+    while there is room, for others of its tenant that begin alike."""
     request_id: str | None = None
     """Names it: what the agent has taken under this id is not taken again."""
     template_kwargs: dict[str, Any] | None = None

@@ -253,7 +253,8 @@ class Engine:
             self._queue_again()
         self.execution.leave(request)
         self._admission.ended(request)
-        exported = () if request.passing else self._transfer.export(request)
+        gone = request.passing or request.lends
+        exported = () if gone else self._transfer.export(request)
         self._events.append(Finished(request, reason, self._clock(), exported))
 
     def _abort(self, request: Request, error: Exception) -> None:

@@ -23,6 +23,8 @@ MOST_BEGINNINGS = 32_768
 MOST_DONORS = 64
 # Of those that begin alike, how many are asked for how much.
 LOOKED_AT = 8
+# Turns of nobody, whose KV others may begin with until memory is wanted.
+MOST_LENT = 8
 
 Beginning = tuple[str, str, int]
 """Whose tokens they are, their hash, and in which form their KV is."""
@@ -40,6 +42,7 @@ class PrefixSharing:
         self._by_block = not (loaded.fixed_chunks or loaded.spec.checkpointed)
         # Those that were offered last at the end.
         self._donors: OrderedDict[Beginning, dict[str, None]] = OrderedDict()
+        self._lent = dict[str, None]()
 
     def __len__(self) -> int:
         """How many agents it remembers, once for each beginning."""
@@ -64,17 +67,31 @@ class PrefixSharing:
         """Let others begin with what is in memory now of this turn."""
         cache = self._hot.get(request.agent_id)
         end = cache.end if cache else 0
+        known = [found for found in self.beginnings(request) if found[0] <= end]
+        owner = self._lend(request.agent_id) if known and request.lends else request.agent_id
         # Of those that are forgotten first the long ones are: without a short one none is found.
-        for tokens, beginning in reversed(list(self.beginnings(request))):
-            if tokens <= end:
-                donors = self._donors.setdefault(beginning, {})
-                donors.pop(request.agent_id, None)
-                donors[request.agent_id] = None
-                self._donors.move_to_end(beginning)
-                if len(donors) > MOST_DONORS:
-                    del donors[next(iter(donors))]
+        for _, beginning in reversed(known):
+            donors = self._donors.setdefault(beginning, {})
+            donors.pop(owner, None)
+            donors[owner] = None
+            self._donors.move_to_end(beginning)
+            if len(donors) > MOST_DONORS:
+                del donors[next(iter(donors))]
         while len(self._donors) > MOST_BEGINNINGS:
             self._donors.popitem(last=False)
+
+    def _lend(self, agent_id: str) -> str:
+        """Let somebody else have what an agent has, who is forgotten now."""
+        lender = f"{agent_id} (lent)"
+        self._lent.pop(lender, None)
+        self._lent[lender] = None
+        self._hot.drop(lender)
+        self._hot.fork(agent_id, lender)
+        if len(self._lent) > MOST_LENT:
+            oldest = next(iter(self._lent))
+            del self._lent[oldest]
+            self._hot.drop(oldest)
+        return lender
 
     def donor(self, request: Request, least: int = 0) -> tuple[str, int]:
         """An agent whose hot cache has most of a turn's beginning, in the form of the `request`,

@@ -43,7 +43,8 @@ class Request:
     `stream` asks for each token as it is decoded.
     `turn` counts the agent's turns and goes into random keys, `serial` names this attempt.
     `suspect` marks a suspect of a failed step, which runs alone for `probation` steps. One
-    that is `passing` leaves no KV behind.
+    that is `passing` leaves no KV behind; of one that `lends`, whose agent is forgotten, it stays
+    in memory alone, for others that begin alike.
     The first `shared` tokens are a system prompt that other agents may have too, of which
     `prompt_hash` is the hash; `awaited` are as many as others wait for, and `blocks` hashes of
     its whole blocks, where somebody asked for them. It shares with those of its `tenant`, with
@@ -74,6 +75,7 @@ class Request:
     submitted_at: float = 0.0
     priority: int = 0
     passing: bool = False
+    lends: bool = False
     form: KVForm = NO_FORM
     shared: int = 0
     prompt_hash: str = ""

@@ -40,6 +40,7 @@ KINDS = {
         "priority",
         "answer",
         "remembered",
+        "lends",
         "template_kwargs",
         "tenant",
     },

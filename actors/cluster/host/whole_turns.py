@@ -41,6 +41,7 @@ def plain_turn(turn: TurnOptions) -> dict[str, Any]:
         **flags,
         # Nodes of before know no others than these.
         **({"tenant": turn.tenant} if turn.tenant else {}),
+        **({"lends": True} if turn.lends else {}),
         **({"template_kwargs": turn.template_kwargs} if turn.template_kwargs else {}),
     }
 
@@ -65,6 +66,7 @@ def read_turn(model: ModelInfo, record: Record) -> TurnOptions:
         request_id=record.get("request_id"),
         template_kwargs=told,
         tenant=tenant,
+        lends=record.get("lends") is True,
         **flags,
     )
 

@@ -6,6 +6,7 @@ from makers import LoadGrid, MakeEngine, prompt_of
 
 from kvactors import Sampling
 from kvactors.core.conversation.hashing import tokens_hash
+from kvactors.core.engine.prefix_sharing import MOST_LENT
 from kvactors.core.schedule.request import Request
 from kvactors.core.testing.engines import make_request, run_engine
 
@@ -50,3 +51,32 @@ def test_the_more_urgent_waits_for_its_system_prompt_though_more_is_prefilled(
     run_engine(engine, [(0, high)])
 
     assert high.kept >= 900
+
+
+def test_what_nobody_remembers_is_lent_to_who_begins_alike_while_there_is_room(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(load_grid())
+    turns = [turn(f"{number}", WORLD[:700], 0, number) for number in range(MOST_LENT + 3)]
+    ends = list[int]()
+
+    for request in turns:
+        request.lends = True
+        (event,) = run_engine(engine, [(0, request)]).values()
+        assert event.exported == ()
+        engine.memory.hot.drop(request.agent_id)
+        ends.append(len(engine.memory.hot))
+        engine.check()
+
+    assert [request.kept for request in turns] == [0] + [700] * (MOST_LENT + 2)
+    assert ends == [*range(1, MOST_LENT + 1), *[MOST_LENT] * 3]
+
+
+def test_a_short_text_is_lent_to_nobody(load_grid: LoadGrid, make_engine: MakeEngine) -> None:
+    engine = make_engine(load_grid())
+    request = turn("a", WORLD[:100], 0, 1)
+    request.lends = True
+
+    run_engine(engine, [(0, request)])
+
+    assert list(engine.memory.hot) == ["a"]

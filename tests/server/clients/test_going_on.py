@@ -91,7 +91,8 @@ def test_the_beginning_of_an_answer_that_nobody_gave_is_gone_on_with(claude: Any
 
     assert text
     assert not text.startswith("The cat's")
-    assert then.usage.cache_read_input_tokens > 30
+    asked = answer.usage.input_tokens + answer.usage.cache_read_input_tokens
+    assert then.usage.cache_read_input_tokens >= asked + answer.usage.output_tokens - 2
 
 
 def test_a_response_goes_on_with_what_it_is_given_last(client: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from inside import system_of
 from likelihoods import logprobs_of
 
 from kvactors.actors.frontends.server.web.serve import Server
@@ -39,3 +40,23 @@ def test_each_request_gets_what_it_reads(exact: Server, exchange: dict[str, Any]
         ]
         best = [own[place - 1].max() for place in range(1, len(prompt))]
         assert greedy == [one == most for one, most in zip(expected, best, strict=True)]
+
+
+def test_what_texts_begin_with_is_computed_once(exact: Server) -> None:
+    system, shots = system_of(exact), "Question: 2 + 2? Answer: 4.\n" * 60
+
+    def asked(number: int, **options: Any) -> dict[str, Any]:
+        body = {"prompt": f"{shots}Question: {number}", "max_tokens": 2, **options}
+        answer = httpx.post(f"{exact.url}/v1/completions", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        usage: dict[str, Any] = answer.json()["usage"]
+        return usage
+
+    first, second, third = (asked(number) for number in range(3))
+    scored = asked(4, echo=True, logprobs=1)
+
+    known = [usage["prompt_tokens_details"]["cached_tokens"] for usage in (first, second, third)]
+    assert known[0] == 0
+    assert all(first["prompt_tokens"] - 8 <= each < first["prompt_tokens"] for each in known[1:])
+    assert scored["prompt_tokens_details"]["cached_tokens"] == 0
+    assert not [agent for agent in system.agents() if agent.agent_id.startswith("text-")]

@@ -1,6 +1,6 @@
 """Completions: texts that the model goes on with. Each is a turn of an agent that remembers nothing
-and is forgotten at the end, also when the client goes away. The event
-loop's thread alone."""
+and is forgotten at the end, also when the client goes away; others that begin alike begin with what
+it computed. The event loop's thread alone."""
 
 import asyncio
 import itertools
@@ -82,7 +82,9 @@ class Completions:
             sampling,
             answer=asked.answer,
             remembered=False,
+            lends=True,
             priority=asked.client.priority,
+            tenant=asked.client.tenant,
         )
         ticket = agent.open_turn(turn)
         if asked.echo:
