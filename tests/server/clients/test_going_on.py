@@ -80,13 +80,14 @@ def test_the_turn_behind_it_computes_what_is_new_alone(client: Any) -> None:
 
 
 def test_the_beginning_of_an_answer_that_nobody_gave_is_gone_on_with(claude: Any) -> None:
+    drawn: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True}}
     begun = [*ASKED, {"role": "assistant", "content": "The cat's name is "}]
 
-    answer = claude.messages.create(model="default", messages=begun, max_tokens=HALF)
+    answer = claude.messages.create(model="default", messages=begun, max_tokens=HALF, **drawn)
     text = answer.content[0].text
     whole = {"role": "assistant", "content": "The cat's name is " + text}
     then = claude.messages.create(
-        model="default", messages=[*ASKED, whole, *ASKED], max_tokens=HALF
+        model="default", messages=[*ASKED, whole, *ASKED], max_tokens=HALF, **drawn
     )
 
     assert text
