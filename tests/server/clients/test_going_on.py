@@ -80,7 +80,7 @@ def test_the_turn_behind_it_computes_what_is_new_alone(client: Any) -> None:
 
 
 def test_the_beginning_of_an_answer_that_nobody_gave_is_gone_on_with(claude: Any) -> None:
-    drawn: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True}}
+    drawn: Any = {"extra_body": {"temperature": 0, "ignore_eos": True}}
     begun = [*ASKED, {"role": "assistant", "content": "The cat's name is "}]
 
     answer = claude.messages.create(model="default", messages=begun, max_tokens=HALF, **drawn)
