@@ -205,7 +205,8 @@ class Execution:
         yield Ended(request, "stop")
 
     def _offer_beginning(self, request: Request) -> None:
-        """What others wait for becomes hot at once, anything else when the turn has ended."""
+        """What others wait for becomes hot at once, and they may begin with all that is hot; the
+        rest becomes so when the turn has ended."""
         batch = self._running.prefill_batch([request])
         cache, offered = self._memory.hot.touch(request.agent_id, self._clock()), request.offered
         late = self._late_checkpoints and request.cached > offered
@@ -213,8 +214,7 @@ class Execution:
             tokens = request.tokens[:offered]
             cache.borrowed = cache.borrowed or not cache.end
             self._memory.hot.take(request.agent_id, batch.arena, batch.row(request), tokens)
-        if offered:
-            self._sharing.offer(request)
+        self._sharing.offer(request)
 
     # -- decode ------------------------------------------------------------------------
 

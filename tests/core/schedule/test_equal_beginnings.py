@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from makers import LoadGrid, MakeEngine, prompt_of
 
 from kvactors import Sampling
+from kvactors.core.arena.pieces import LONGEST_PIECE
 from kvactors.core.conversation.hashing import tokens_hash
 from kvactors.core.engine.prefix_sharing import MOST_LENT
 from kvactors.core.schedule.request import Request
@@ -80,3 +81,19 @@ def test_a_short_text_is_lent_to_nobody(load_grid: LoadGrid, make_engine: MakeEn
     run_engine(engine, [(0, request)])
 
     assert list(engine.memory.hot) == ["a"]
+
+
+def test_while_one_decodes_others_begin_with_what_it_has_kept_of_its_prompt(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(load_grid())
+    first, second = (turn(name, WORLD, 0, n) for n, name in enumerate("ab"))
+    first.sampling = Sampling(max_tokens=60)
+    engine.submit(first)
+    while not first.decoded:
+        engine.step()
+
+    ended = run_engine(engine, [(0, second)])
+
+    assert second.kept == LONGEST_PIECE
+    assert ended["a"].request.decoded == 60
