@@ -40,6 +40,7 @@ from kvactors.persistence.files.naming import MANIFEST_NAME, encode_agent_id
 __all__ = ["Chat", "run_chat"]
 
 HELP = """\
+/more    go on with the last answer
 /memory  what the agent remembers
 /forget  delete its memory, on disk too, and begin anew
 /quit    end; Ctrl-D does the same
@@ -120,7 +121,9 @@ class Chat:
         """Run a command; False ends the chat."""
         if line == "/quit":
             return False
-        if line == "/memory":
+        if line == "/more":
+            self.talk(None)
+        elif line == "/memory":
             self._show_memory()
         elif line == "/forget":
             self._forget()
@@ -150,12 +153,17 @@ class Chat:
         self._agent = self._system.spawn(agent_id, self._system_prompt)
         _note(f"{printable(agent_id)} remembers nothing.")
 
-    def talk(self, line: str) -> None:
-        """Show the reply to a line as it comes; Ctrl-C stops the reply alone."""
+    def talk(self, line: str | None) -> None:
+        """Show the reply to a line as it comes, of none what follows the last answer; Ctrl-C stops
+        the reply alone."""
         try:
-            stream = self._agent.stream(line, **self._asked)
+            turns = self._agent.transcript().turns if line is None else ()
+            asked: AskOptions = {**self._asked, "continue_final_message": line is None}
+            stream = self._agent.stream(line, **asked)
             told = self._asked.get("template_kwargs")
             shown = _Shown(Dialect(self._system.chat.told(told)))
+            if turns:
+                shown.go_on(turns[-1].text)
             with suppress(KeyboardInterrupt), stream:
                 for piece in stream:
                     self._bar.close()
@@ -181,9 +189,14 @@ class _Shown:
     thought before."""
 
     def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
         self._reader = dialect.reader(Inquiry(()), str)
         self._read = 0
         self._thought = ""
+
+    def go_on(self, text: str) -> None:
+        """It goes on with a `text`, which was shown."""
+        self._reader.begin(text, self._dialect.words(text, Inquiry(())))
 
     def add(self, text: str) -> None:
         """Some more of its text."""

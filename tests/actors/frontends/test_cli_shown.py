@@ -79,3 +79,23 @@ def test_what_looks_like_a_thought_is_said_where_the_model_has_none(
     talk(PuppetModel(["<think>Who?</think>  Hello. "]), {})
 
     assert capsys.readouterr().out == "<think>Who?</think>  Hello. \n"
+
+
+def test_what_is_more_of_an_answer_is_shown_behind_what_was(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    puppet = PuppetModel(["<think>Who?</think>Hello. I am", " Ann."], tokenizer=thinking)
+    system = AgentSystem(puppet, store=False)
+    use_puppet(system, puppet)
+    with system:
+        chat = Chat(system, "alice", None, PrefillBar())
+        chat.talk(None)
+        nothing = capsys.readouterr()
+        chat.talk("Hi")
+        chat.talk(None)
+        (_, answer) = system.spawn("alice").transcript().turns
+
+    shown = capsys.readouterr()
+    assert "no answer to go on with" in nothing.err
+    assert shown.out == "Hello. I am\n Ann.\n"
+    assert answer.text == "<think>Who?</think>Hello. I am Ann."

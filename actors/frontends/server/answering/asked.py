@@ -6,7 +6,6 @@ from dataclasses import replace
 from kvactors.actors.frontends.server.answering.home import Home, Speaker
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
-from kvactors.actors.frontends.server.identity.canonical import new_call_id
 from kvactors.actors.frontends.server.identity.conversation import read
 from kvactors.actors.frontends.server.identity.plan import Plan
 from kvactors.actors.turns.prompt import Continuation
@@ -77,10 +76,8 @@ def _own_answer(dialect: Dialect, inquiry: Inquiry, plan: Plan, agent: Speaker) 
     answer = turns[plan.keep]
     if plan.own or not answer.is_answer:
         return answer if plan.own else None
-    reader = dialect.reader(inquiry, new_call_id)
-    for _ in (*reader.feed(answer.text), *reader.end(cut=True)):
-        pass
-    return answer if reader.text.strip() == plan.begun.text.strip() else None
+    said = dialect.words(answer.text, inquiry)
+    return answer if said.strip() == plan.begun.text.strip() else None
 
 
 def sampling_of(

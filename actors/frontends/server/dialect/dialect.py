@@ -117,6 +117,13 @@ class Dialect:
         marks = self._marks(inquiry)
         return Reader(marks, self._parse, names, new_id, parallel=inquiry.parallel)
 
+    def words(self, text: str, inquiry: Inquiry) -> str:
+        """What the whole `text` of an answer to an inquiry says beside thoughts and calls."""
+        reader = self.reader(inquiry, str)
+        for _ in (*reader.feed(text), *reader.end(cut=True)):
+            pass
+        return reader.text
+
     def _marks(self, inquiry: Inquiry) -> Divides:
         if self.chat.header:
             return Channels(calls=_may_call(inquiry))
