@@ -78,8 +78,13 @@ class Grammar:
 
     @property
     def rule(self) -> str:
-        """The grammar of a JSON schema as what a rule of a `lark` says. The schema stays a document
-        of its own: its pointers are from its root, wherever the rule stands."""
+        """The grammar of a JSON schema or a pattern as what a rule of a `lark` says. The schema
+        stays a document of its own: its pointers are from its root, wherever the rule stands.
+        Raises InvalidGrammar for a `lark`."""
+        if self.kind == "lark":
+            raise InvalidGrammar("a grammar of rules stands alone: ask without tools, or for JSON")
+        if self.kind == "regex":
+            return f"/{self.text.replace('/', chr(92) + '/')}/"
         (held,) = json.loads(self.source)["grammars"]
         return f"%json {json.dumps(held['json_schema'])}"
 

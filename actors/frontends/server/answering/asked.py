@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvactors.actors.frontends.server.answering.home import Home, Speaker
-from kvactors.actors.frontends.server.dialect.dialect import Dialect
+from kvactors.actors.frontends.server.dialect.dialect import Dialect, words_of
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
 from kvactors.actors.frontends.server.identity.conversation import read
 from kvactors.actors.frontends.server.identity.plan import Plan
@@ -76,7 +76,7 @@ def _own_answer(dialect: Dialect, inquiry: Inquiry, plan: Plan, agent: Speaker) 
     answer = turns[plan.keep]
     if plan.own or not answer.is_answer:
         return answer if plan.own else None
-    said = dialect.words(answer.text, inquiry)
+    said = words_of(dialect, inquiry, answer.text)
     return answer if said.strip() == plan.begun.text.strip() else None
 
 

@@ -31,7 +31,7 @@ from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.tool_format import begun_with, told_by_user, with_calls, with_tools
 from kvactors.core.schedule.grammar import Grammar
 
-__all__ = ["Dialect", "full_name"]
+__all__ = ["Dialect", "full_name", "words_of"]
 
 _NOBODY = "kvactors probe role"
 _GENERIC_MARKS = ("<tool_call>", "</tool_call>")
@@ -116,13 +116,6 @@ class Dialect:
         names = {full_name(tool): tool for tool in inquiry.tools}
         marks = self._marks(inquiry)
         return Reader(marks, self._parse, names, new_id, parallel=inquiry.parallel)
-
-    def words(self, text: str, inquiry: Inquiry) -> str:
-        """What the whole `text` of an answer to an inquiry says beside thoughts and calls."""
-        reader = self.reader(inquiry, str)
-        for _ in (*reader.feed(text), *reader.end(cut=True)):
-            pass
-        return reader.text
 
     def _marks(self, inquiry: Inquiry) -> Divides:
         if self.chat.header:
@@ -241,6 +234,15 @@ class Dialect:
                 raise
             found = self.chat.tokenizer.tool_parser(_CALL_ID.sub("", text), tools)
         return list(found) if isinstance(found, list) else [found]
+
+
+def words_of(dialect: Dialect, inquiry: Inquiry, text: str) -> str:
+    """What the whole `text` of an answer to an `inquiry` says in a `dialect`, beside thoughts and
+    calls."""
+    reader = dialect.reader(inquiry, str)
+    for _ in (*reader.feed(text), *reader.end(cut=True)):
+        pass
+    return reader.text
 
 
 def _may_call(inquiry: Inquiry) -> bool:

@@ -67,15 +67,18 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What the answer's text must be: any JSON object, or JSON of a `schema`. A `strict` one is
-    refused where it cannot be held to; of another one that is left out."""
+    """What the answer's text must be: any JSON object, JSON of a `schema`, or of a `given` grammar.
+    A `strict` one is refused where it cannot be held to; of another one that is left out."""
 
     schema: Mapping[str, Any] | None = None
     strict: bool = True
+    given: Grammar | None = None
 
     @property
     def grammar(self) -> Grammar:
         """What the text must be. Raises InvalidGrammar for a schema that cannot be held to."""
+        if self.given is not None:
+            return self.given
         if self.schema is None:
             return Grammar.json_object()
         return Grammar.json_schema(self.schema, lenient=not self.strict)

@@ -20,8 +20,8 @@ from kvactors.actors.frontends.server.exchange.inquiry import (
 )
 from kvactors.actors.frontends.server.wire.asking import client_of
 from kvactors.actors.frontends.server.wire.errors import refused
+from kvactors.actors.frontends.server.wire.guided import Guided
 from kvactors.actors.frontends.server.wire.reading import (
-    Drawn,
     Listed,
     Seed,
     Stops,
@@ -47,7 +47,7 @@ _MODES: dict[str | None, Literal["auto", "none", "required"]] = {
 }
 
 
-class ChatBody(Drawn):
+class ChatBody(Guided):
     """A chat completion's body; what is not here is ignored."""
 
     messages: Listed[dict[str, Any]] = Field(min_length=1)
@@ -101,7 +101,7 @@ def inquiry_of(request: Request, body: ChatBody) -> Inquiry:
         parallel=body.parallel_tool_calls is not False,
         sampling=sampling,
         open_end=body.max_completion_tokens is None and body.max_tokens is None,
-        form=_form(body.response_format),
+        form=_form(body),
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         manner=_manner(body),
     )
@@ -128,7 +128,7 @@ def skipped(body: ChatBody) -> list[str]:
     if any(said.get("name") and said.get("role") not in _RESULTS for said in body.messages):
         found.append("messages.name")
     found += unmet(body.reasoning, "effort", "enabled", "max_tokens")
-    return found + unheld("response_format", _form(body.response_format))
+    return found + body.unguided() + unheld("response_format", _form(body))
 
 
 def _is_function(tool: Mapping[str, Any]) -> bool:
@@ -241,10 +241,13 @@ def mode_of(where: str, mode: Any) -> Literal["auto", "none", "required"]:
     return _MODES[mode]
 
 
-def _form(asked: Mapping[str, Any] | None) -> Form | None:
+def _form(body: ChatBody) -> Form | None:
+    guided, asked = body.guided(), body.response_format
     kind = (asked or {}).get("type", "text")
     if asked is None or kind == "text":
-        return None
+        return guided
+    if guided is not None:
+        raise refused("response_format", "an answer has one form, and another one is given")
     if kind == "json_object":
         return Form()
     if kind == "json_schema":

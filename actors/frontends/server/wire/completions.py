@@ -48,7 +48,7 @@ def completion_routes(completes: Completes, named: Named) -> APIRouter:
     async def completions(request: Request) -> Response:
         body = await read_body(request, CompletionBody)
         model, asked = named.check(body.model), asked_of(body, client_of(request))
-        headers = ignored_header(ignored(body))
+        headers = ignored_header(ignored(body, *body.unguided()))
         base = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",

@@ -10,7 +10,8 @@ from pydantic import Field
 from kvactors.actors.frontends.server.exchange.completion import Completion
 from kvactors.actors.frontends.server.exchange.inquiry import Client
 from kvactors.actors.frontends.server.wire.errors import refused
-from kvactors.actors.frontends.server.wire.reading import Drawn, Seed, Stops
+from kvactors.actors.frontends.server.wire.guided import Guided
+from kvactors.actors.frontends.server.wire.reading import Seed, Stops
 from kvactors.core.schedule.logprobs import MOST_LIKELIEST
 from kvactors.core.schedule.sampling import Sampling
 
@@ -22,7 +23,7 @@ MOST_TEXTS = 1024
 USUAL_TOKENS = 16
 
 
-class CompletionBody(Drawn):
+class CompletionBody(Guided):
     """A text completion's body; what is not here is ignored."""
 
     prompt: Any
@@ -62,6 +63,7 @@ def asked_of(body: CompletionBody, client: Client) -> list[Completion]:
 
 def _sampling(body: CompletionBody) -> Sampling:
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    form = body.guided()
     return Sampling(
         # None at all is no answer, and no number of tokens.
         max_tokens=USUAL_TOKENS if body.max_tokens is None else max(1, body.max_tokens),
@@ -70,6 +72,7 @@ def _sampling(body: CompletionBody) -> Sampling:
         top_logprobs=body.logprobs,
         prompt_logprobs=bool(body.echo) and body.logprobs is not None,
         stop=tuple(text for text in stop if text),
+        grammar=form.grammar if form else None,
     )
 
 
