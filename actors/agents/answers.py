@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from kvactors.actors.turns.messages_agent import Ask
 from kvactors.core.conversation.chat_format import ChatFormat
+from kvactors.core.conversation.hashing import common_prefix
 from kvactors.core.conversation.prefix_match import Draft
 from kvactors.core.conversation.token_offsets import whole_text
 from kvactors.core.conversation.transcript import Transcript, as_told
@@ -49,7 +50,7 @@ def said_now(
     `sampling`, as `said_in` says: what it began with was known."""
     begun = whole_text(chat.decode, answer.token_ids[: answer.begun])
     known, words = (said_in(chat, sampling, text, prompt) for text in (begun, answer.text))
-    return answer.text[len(begun) :], words[len(known) :]
+    return answer.text[len(begun) :], words[common_prefix(known, words) :]
 
 
 def said_in(chat: ChatFormat, sampling: Sampling, text: str, prompt: Turn | None) -> str:

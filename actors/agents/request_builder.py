@@ -76,7 +76,7 @@ def make_draft(transcript: Transcript, ask: Ask) -> Draft:
         return match_text(transcript, given.text, given.threshold)
     if isinstance(given, Continuation):
         said, system = given.messages, given.system
-        return continue_behind(transcript, given.keep, said, system, goes_on=given.goes_on)
+        return continue_behind(transcript, given.keep, said, system, begun=given.begun)
     if isinstance(given, NewText):
         turn = transcript.render(asked.role, given.text, answer=asked.answer)
     else:

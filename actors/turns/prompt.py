@@ -80,12 +80,13 @@ class WholeConversation:
 class Continuation:
     """(role, text) messages behind the first `keep` turns, by one who knows what those say; the
     turns after them are forgotten. Without any the last answer is given anew. `system`: what a
-    conversation that keeps nothing begins with. `goes_on`: with the answer that it ends with."""
+    conversation that keeps nothing begins with. `begun`: what the answer goes on with, as a ledger
+    has it."""
 
     keep: int
     messages: tuple[Message, ...]
     system: str | None = None
-    goes_on: bool = False
+    begun: str = ""
 
 
 PromptInput = NewText | NewTokenIds | WholeText | WholeConversation | Continuation
@@ -94,8 +95,8 @@ PromptInput = NewText | NewTokenIds | WholeText | WholeConversation | Continuati
 def characters(given: PromptInput) -> int:
     """How much text is to be tokenized, at most."""
     if isinstance(given, WholeConversation | Continuation):
-        system = given.system if isinstance(given, Continuation) else None
-        return len(system or "") + sum(len(text) for _, text in given.messages)
+        more = len(given.begun + (given.system or "")) if isinstance(given, Continuation) else 0
+        return more + sum(len(text) for _, text in given.messages)
     return 0 if isinstance(given, NewTokenIds) else len(given.text)
 
 

@@ -244,7 +244,9 @@ class _Text:
         after = self._chat.decode([*self._shown, *self._fresh])
         if self._fresh and not after.endswith("\ufffd"):
             self._text += after[len(before) :]
-            self._shown, self._fresh = self._fresh, []
+            # What begins in the middle of a character says nothing alone.
+            cut = before != self._chat.decode(self._shown)
+            self._shown, self._fresh = [*self._shown * cut, *self._fresh], []
         found = (self._text.find(string, begin) for string in self._stop)
         self._cuts += (place for place in found if place >= 0)
         return self._text[: min(self._cuts, default=max(0, len(self._text) - self._hold))]

@@ -19,7 +19,7 @@ from typing import Literal
 
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.hashing import common_prefix
-from kvactors.core.conversation.rewind import without_end
+from kvactors.core.conversation.rewind import begun_answer, without_end
 from kvactors.core.conversation.token_text import NEAR
 from kvactors.core.conversation.transcript import Transcript
 from kvactors.core.conversation.turn import UNBEGUN, Turn
@@ -145,7 +145,15 @@ def match_messages(
         target.turns.append(_merged(target, said, transcript.head(turns[same], inside)))
     while len(target.turns) < len(said):
         target.turns.append(_merged(target, said, None))
-    return _drafted(target, same, kind, goes_on=goes_on)
+    begun = UNBEGUN
+    if goes_on:
+        if not target.turns or not target.turns[-1].is_answer:
+            raise InvalidInput(
+                "there is no answer to go on with: end with one that stands behind what it answers"
+            )
+        begun = without_end(target, target.turns.pop())
+        same = min(same, len(target.turns))
+    return Draft(same, tuple(target.turns[same:]), kind, system, begun)
 
 
 def continue_behind(
@@ -154,12 +162,11 @@ def continue_behind(
     messages: Sequence[Message],
     system: str | None,
     *,
-    goes_on: bool = False,
+    begun: str = "",
 ) -> Draft:
     """`messages` behind the first `keep` turns of the transcript, whatever those say; what comes
-    after them is forgotten. `system` stands where nothing is kept; `goes_on`: with the answer that
-    this ends with. Raises InvalidInput if there are fewer turns, or nothing to answer or to go on
-    with."""
+    after them is forgotten. `system` stands where nothing is kept; the answer goes on with what is
+    `begun`. Raises InvalidInput if there are fewer turns, or nothing to answer."""
     turns = transcript.turns
     if keep > len(turns):
         raise InvalidInput(f"{keep} turns are to be kept, and the agent remembers {len(turns)}")
@@ -168,15 +175,16 @@ def continue_behind(
         target.system_prompt = transcript.system_prompt
     target.turns = turns[:keep]
     said = [*((turn.role, turn.text) for turn in target.turns), *messages]
-    if not goes_on and (not said or said[-1][0] == "assistant"):
+    if not said or said[-1][0] == "assistant":
         raise InvalidInput("there is nothing to answer: end with the message to answer")
+    answer = begun_answer(transcript, len(turns) if messages else keep, begun)
     if keep and not _leads_on(transcript, said, keep):
         keep -= 1
         target.turns.pop()
     while len(target.turns) < len(said):
         target.turns.append(_merged(target, said, None))
     kind: MatchKind = "extend" if keep == len(turns) else "diverge"
-    return _drafted(target, keep, kind, goes_on=goes_on)
+    return Draft(keep, tuple(target.turns[keep:]), kind, target.system_prompt, answer)
 
 
 def conversation_text(chat: ChatFormat, messages: Sequence[Message], system: str | None) -> str:
@@ -194,18 +202,6 @@ def conversation_text(chat: ChatFormat, messages: Sequence[Message], system: str
             turn = Turn(role, text, (), rendered)
         target.turns.append(turn)
     return "".join(turn.rendered for turn in target.turns)
-
-
-def _drafted(target: Transcript, keep: int, kind: MatchKind, *, goes_on: bool) -> Draft:
-    """The turns of `target`, the first `keep` of them kept; `goes_on`: with the last one. Raises
-    InvalidInput if that is no answer."""
-    turns, begun = target.turns, UNBEGUN
-    if goes_on:
-        if not turns or not turns[-1].is_answer:
-            raise InvalidInput("there is no answer to go on with: end with one to a question")
-        *turns, last = turns
-        keep, begun = min(keep, len(turns)), without_end(target, last)
-    return Draft(keep, tuple(turns[keep:]), kind, target.system_prompt, begun)
 
 
 def _system_and_rest(

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvactors.core.conversation.transcript import Transcript
-from kvactors.core.conversation.turn import Turn
+from kvactors.core.conversation.turn import UNBEGUN, Turn
 from kvactors.core.errors import RewindOutOfRange
 
-__all__ = ["cut_at_token", "cut_turns", "without_end"]
+__all__ = ["begun_answer", "cut_at_token", "cut_turns", "without_end"]
 
 
 def cut_turns(turns: Sequence[Turn], count: int) -> int:
@@ -58,3 +58,17 @@ def without_end(transcript: Transcript, answer: Turn) -> Turn:
     head = transcript.head(answer, len(shown))
     rest = chat.encode_rest(shown[len(head.rendered) :])
     return replace(head, text=shown, token_ids=(*head.token_ids, *rest), rendered=shown)
+
+
+def begun_answer(transcript: Transcript, place: int, text: str) -> Turn:
+    """The beginning `text` of an answer, as far as it can be with the tokens of the one that stands
+    at this `place` of a transcript: all of them, if it is all that was said there."""
+    known = transcript.turns[place] if place < len(transcript.turns) else UNBEGUN
+    whole = without_end(transcript, known)
+    if not text or whole.rendered == text:
+        return whole if text else UNBEGUN
+    if not known.is_answer or not known.rendered.startswith(text):
+        return transcript.given_answer(text, "cut")
+    head = transcript.head(known, len(text))
+    rest = transcript.chat.encode_rest(text[len(head.rendered) :])
+    return replace(head, text=text, token_ids=(*head.token_ids, *rest), rendered=text)

@@ -138,7 +138,7 @@ class TokenText:
         while end and tokens[end - 1] in self.eos:
             end -= 1
         text = self.decode(tokens[:end])
-        behind = len(self.decode(tokens[:begun])) if stop else 0
+        behind = len(self.decode(tokens[:begun]).rstrip("\ufffd")) if stop else 0
         cuts = [place for place in (text.find(string, behind) for string in stop) if place >= 0]
         shown = min(cuts, default=len(text))
         return text[:shown], text[shown:] + self.decode(tokens[end:])

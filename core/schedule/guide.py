@@ -57,8 +57,10 @@ class Guide:
         self._most = max_tokens
         kind = grammar.kind.replace("_", " ")
         if self._start.validate_tokens([*begun]) < len(begun):
-            raise InvalidGrammar(f"no answer that this {kind} allows goes on with what was begun")
+            raise InvalidGrammar("no answer of the form that is asked for begins as this one does")
         self._start.consume_tokens([*begun])
+        if begun and self._start.is_stopped():
+            raise InvalidGrammar("what the answer begins with is whole: nothing can follow it")
         way = shortest_way(tokens, self._start) if begun else _first_way(tokens, grammar)
         if way is None:
             raise InvalidGrammar(

@@ -2,7 +2,7 @@
 checked where the agent is. Pure: any thread.
 
     {"continues": [kept turns, [[role, text], ...], system prompt or None]}
-                            and "goes_on": True where the answer goes on with the last of these
+                            and "begun": what the answer goes on with
     {"ids": [token ids]}    as they are, of the tokenizer of the nodes' model
 """
 
@@ -74,7 +74,7 @@ def read_turn(model: ModelInfo, record: Record) -> TurnOptions:
 def _plain(given: PromptInput) -> dict[str, Any]:
     if isinstance(given, Continuation):
         said = [given.keep, [list(said) for said in given.messages], given.system]
-        return {"continues": said, **({"goes_on": True} if given.goes_on else {})}
+        return {"continues": said, **({"begun": given.begun} if given.begun else {})}
     if isinstance(given, NewTokenIds):
         return {"ids": list(given.token_ids)}
     raise InvalidInput(f"a {type(given).__name__} is asked with `ask`")
@@ -86,8 +86,8 @@ def _read(model: ModelInfo, given: Any) -> PromptInput:
             return NewTokenIds(check_token_ids(ids, model.spec.vocab_size), model)
         case {"continues": [keep, list(said), str() | None as system]}:
             if (kept := whole(keep)) is not None and kept >= 0:
-                goes_on = given.get("goes_on") is True
-                return Continuation(kept, tuple(map(_message, said)), system, goes_on)
+                _, begun = _message(["assistant", given.get("begun", "")])
+                return Continuation(kept, tuple(map(_message, said)), system, begun)
     raise WrongRecord(reason=f"no prompt that this node knows: {given!r:.200}")
 
 

@@ -21,7 +21,7 @@ from kvactors.actors.frontends.console.console import (
     working,
 )
 from kvactors.actors.frontends.console.key import stored_key
-from kvactors.actors.frontends.server.dialect.dialect import Dialect, words_of
+from kvactors.actors.frontends.server.dialect.dialect import Dialect, read_whole
 from kvactors.actors.frontends.server.exchange.events import Event, Said, Thought
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry
 from kvactors.actors.system.system import AgentSystem, default_store
@@ -196,7 +196,7 @@ class _Shown:
 
     def go_on(self, text: str) -> None:
         """It goes on with a `text`, which was shown."""
-        self._reader.begin(text, words_of(self._dialect, Inquiry(()), text))
+        self._reader.begin(text, read_whole(self._dialect, Inquiry(()), text).text)
 
     def add(self, text: str) -> None:
         """Some more of its text."""

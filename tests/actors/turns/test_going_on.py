@@ -1,20 +1,25 @@
 """An answer that is gone on with: as if it had never stopped."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conversations import chat_model
 from makers import OpenSystem
+from puppets import thinking
 
-from kvactors.actors import Agent, DropOldest, Grammar, InvalidInput, Reply, Sampling
+from kvactors.actors import Agent, AgentSystem, DropOldest, Grammar, InvalidInput, Reply, Sampling
+from kvactors.actors.testing import PuppetModel, use_puppet
+from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.errors import InvalidGrammar
 
 WAIT = 60
 # Of half a character at its end, which the rest says whole.
 OPEN = "\ufffd"
 WHOLE, HALF, REST = 24, 9, 15
+WELL = "Well 😀 more to say, 日本 so."
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer"}},
@@ -187,7 +192,7 @@ def test_a_form_holds_for_all_of_the_answer(open_system: OpenSystem) -> None:
 
     assert json.loads('{"name": "To' + rest.text)["name"].startswith("To")
     said[1] = {"role": "assistant", "content": "My name"}
-    with pytest.raises(InvalidGrammar, match="goes on with what was begun"):
+    with pytest.raises(InvalidGrammar, match="begins as this one does"):
         goes_on(alice, of(60, grammar=form), messages=said)
 
 
@@ -234,3 +239,27 @@ def test_without_an_answer_there_is_nothing_to_go_on_with(
     with pytest.raises(InvalidInput, match="no answer to go on with"):
         goes_on(alice, of(4), messages=messages)
     assert not alice.transcript().turns
+
+
+@pytest.mark.parametrize("cut", range(1, 21))
+def test_a_character_that_was_cut_is_told_whole(cut: int) -> None:
+    class InTwo(PuppetModel):
+        """Says so many tokens of it, then the others."""
+
+        said = 0
+
+        def answer(self, chat: ChatFormat, _said: Iterable[int]) -> tuple[int, ...]:
+            self.said += 1
+            ids = chat.encode_answer(WELL)
+            return (*ids[cut * (self.said > 1) :], *chat.end_of_turn)
+
+    system = AgentSystem(puppet := InTwo([], tokenizer=thinking), store=False)
+    use_puppet(system, puppet)
+    with system:
+        alice = system.spawn("alice")
+        first = asked(alice, "hello", sampling=of(cut))
+        with alice.stream(sampling=of(40), continue_final_message=True) as stream:
+            said = "".join(piece.text for piece in stream)
+
+    assert stream.reply.text == said
+    assert first.text.rstrip(OPEN) + said == WELL

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from puppets import Chat, Messages, opening, puppet_server, thinking
+from puppets import Chat, Messages, call, opening, puppet_server, thinking
 
 from kvactors.actors import AgentSystem
 from kvactors.actors.frontends.server.web.serve import Server
@@ -168,13 +168,14 @@ def test_an_answer_that_its_client_left_goes_on_with_its_thoughts(tmp_path: Path
                     if len(heard) > 20:
                         break
         known = server_text(server)
-        begun = {"role": "assistant", "content": known.partition("</think>")[2]}
+        begun = {"role": "assistant", "content": heard}
         more = Chat(stream=False)(server, [*ASKED, begun], tools=())
+        after = server_text(server)
 
-    assert known.startswith("<think>")
-    assert begun["content"].startswith(heard)
+    assert known.startswith(f"<think>Is it?</think>{heard}")
+    assert after == f"<think>Is it?</think>{heard.strip()}The end."
     assert (more.text, more.thought) == ("The end.", "")
-    assert more.cached >= more.prompt - 1
+    assert more.cached >= more.prompt - 2
 
 
 def server_text(server: Server) -> str:
@@ -221,3 +222,55 @@ def test_an_answer_of_nothing_is_no_beginning(server: Server) -> None:
 
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize("known", ["Let me look.", ""])
+def test_a_call_that_its_client_has_removed_is_gone(tmp_path: Path, known: str) -> None:
+    called = f"{known}{call('read', path='a')}"
+    puppet = PuppetModel([called, " And so on.", "Yes."], tokenizer=thinking)
+    with puppet_server(puppet, tmp_path) as server:
+        first = Chat(stream=False)(server, ASKED)
+        more = Chat(stream=False)(server, [*ASKED, {"role": "assistant", "content": known}])
+
+    assert first.calls
+    assert (more.text.strip(), more.calls, more.reason) == ("And so on.", [], "stop")
+
+
+@pytest.mark.parametrize("blanks", ["\n\n", "   \n", ""])
+def test_other_blanks_at_its_end_lose_nothing_of_what_follows(tmp_path: Path, blanks: str) -> None:
+    puppet = PuppetModel(["Well", " and more.", "end"], tokenizer=thinking)
+    with puppet_server(puppet, tmp_path) as server:
+        Chat(stream=False)(server, ASKED)
+        said = {"role": "assistant", "content": f"Well{blanks}"}
+        more = Chat(stream=True)(server, [*ASKED, said])
+
+    assert f"Well{blanks}{more.text}".split() == ["Well", "and", "more."]
+
+
+def test_an_answer_that_had_ended_stays_and_a_fork_goes_on_with_it(tmp_path: Path) -> None:
+    asks = Chat(stream=False)
+    puppet = PuppetModel(["<think>Is it?</think>It is", " so.", "Yes."], tokenizer=thinking)
+    with puppet_server(puppet, tmp_path) as server:
+        first = asks(server, ASKED)
+        asks(server, [*ASKED, first.message])
+        behind = asks(server, [*ASKED, first.message, *ASKED])
+        system: AgentSystem = server.service.system  # type: ignore[assignment]
+        said = sorted(agent.transcript().turns[1].text for agent in system.agents())
+
+    assert behind.cached >= first.prompt + first.answered - 1
+    assert said == ["<think>Is it?</think>It is", "<think>Is it?</think>It is so."]
+
+
+def test_a_form_that_is_whole_is_not_gone_on_with(server: Server) -> None:
+    said = {"role": "assistant", "content": '{"a": true}'}
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    form = {"name": "f", "schema": {**schema, "additionalProperties": False}}
+    asked = {
+        "messages": [*ASKED, said],
+        "response_format": {"type": "json_schema", "json_schema": form},
+    }
+
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=60)
+
+    assert answer.status_code == 400, answer.text
+    assert "whole" in answer.text

@@ -4,20 +4,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvactors.actors.frontends.server.answering.home import Home, Speaker
-from kvactors.actors.frontends.server.dialect.dialect import Dialect, words_of
+from kvactors.actors.frontends.server.dialect.dialect import Dialect, read_whole
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
 from kvactors.actors.frontends.server.identity.conversation import read
 from kvactors.actors.frontends.server.identity.plan import Plan
 from kvactors.actors.turns.prompt import Continuation
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.prefix_match import conversation_text
-from kvactors.core.conversation.rewind import without_end
+from kvactors.core.conversation.rewind import begun_answer
 from kvactors.core.conversation.transcript import Transcript
 from kvactors.core.conversation.turn import Turn
 from kvactors.core.errors import TemplateError
 from kvactors.core.schedule.sampling import Sampling
 
-__all__ = ["LEAST_ROOM", "begun_by", "continuation", "prompt_tokens", "sampling_of", "shortened"]
+__all__ = ["LEAST_ROOM", "continuation", "prompt_tokens", "sampling_of", "shortened"]
 
 # What a template may put around a turn, in tokens.
 FRAME_TOKENS = 64
@@ -30,8 +30,11 @@ LONGEST = 32_768
 AT_ONCE = 64 << 10
 
 
-def continuation(dialect: Dialect, inquiry: Inquiry, plan: Plan, agent: Speaker) -> Continuation:
-    """What the turn of an `inquiry` says in a `dialect`, behind what its `agent` has by `plan`."""
+def continuation(
+    dialect: Dialect, inquiry: Inquiry, plan: Plan, agent: Speaker
+) -> tuple[Continuation, tuple[int, ...]]:
+    """What the turn of an `inquiry` says in a `dialect`, behind what its `agent` has by `plan`; and
+    the tokens that its answer goes on with."""
     conversation = plan.conversation
     new = list(plan.new)
     tools = dialect.told("", inquiry.tools) if plan.tells_tools else ""
@@ -46,38 +49,30 @@ def continuation(dialect: Dialect, inquiry: Inquiry, plan: Plan, agent: Speaker)
     if plan.alike:
         # The ledger's own text stands: what differs was told, or says nothing.
         system = agent.system_prompt or ""
-    said, begun = [dialect.turn(message) for message in new], plan.begun
+    said, turns = tuple(map(dialect.turn, new)), agent.transcript().turns
+    begun = _begun(dialect, inquiry, plan, turns)
+    known = Transcript(dialect.chat, "", system)
+    known.turns = list(turns)
+    answer = begun_answer(known, len(turns) if new else plan.keep, begun)
+    return Continuation(plan.keep, said, system, begun), answer.token_ids
+
+
+def _begun(dialect: Dialect, inquiry: Inquiry, plan: Plan, turns: Sequence[Turn]) -> str:
+    """What the answer goes on with by `plan`: of the agent's own answer, which its `turns` have,
+    what its client has heard, with what was thought before."""
+    begun = plan.begun
     if begun is None:
-        return Continuation(plan.keep, tuple(said), system)
-    own = _own_answer(dialect, inquiry, plan, agent) is not None
-    if not own and begun.text:
-        said.append(dialect.beginning(begun, inquiry))
-    return Continuation(plan.keep + own, tuple(said), system, own or bool(begun.text))
-
-
-def begun_by(dialect: Dialect, inquiry: Inquiry, plan: Plan, agent: Speaker) -> tuple[int, ...]:
-    """The tokens that the answer to an `inquiry` goes on with, where `plan` says so: those that the
-    `agent` will find, by `dialect`."""
-    transcript = Transcript(dialect.chat, "")
-    if plan.begun is None:
-        return ()
-    answer = _own_answer(dialect, inquiry, plan, agent)
-    if answer is None:
-        answer = transcript.given_answer(dialect.beginning(plan.begun, inquiry)[1])
-    return without_end(transcript, answer).token_ids
-
-
-def _own_answer(dialect: Dialect, inquiry: Inquiry, plan: Plan, agent: Speaker) -> Turn | None:
-    """The answer of the `agent` itself that is gone on with by `plan`. Where it was cut off the
-    index knows nothing of it, but it is in the ledger, with its thoughts."""
-    turns = agent.transcript().turns
-    if plan.begun is None or plan.new or plan.keep >= len(turns):
-        return None
-    answer = turns[plan.keep]
-    if plan.own or not answer.is_answer:
-        return answer if plan.own else None
-    said = words_of(dialect, inquiry, answer.text)
-    return answer if said.strip() == plan.begun.text.strip() else None
+        return ""
+    if not plan.new and plan.keep < len(turns) and (answer := turns[plan.keep]).is_answer:
+        own = answer.rendered.removesuffix(answer.hidden)
+        read = read_whole(dialect, inquiry, own)
+        said, heard = read.text.strip(), begun.text.strip()
+        if plan.own or (said == heard and not read.calls):
+            return own
+        place = own.rfind(said)
+        if heard and said.startswith(heard) and place >= 0:
+            return own[: place + len(heard)]
+    return dialect.beginning(begun, inquiry)[1] if begun.text else ""
 
 
 def sampling_of(
@@ -92,7 +87,7 @@ def sampling_of(
     sampling = replace(inquiry.sampling, grammar=grammar, stop=(*inquiry.sampling.stop, *stops))
     chat, turns = system.chat, agent.transcript().turns[: said.keep]
     opening = [said.system] if said.system and not said.keep else []
-    texts = [*opening, *(text for _, text in said.messages)]
+    texts = [*opening, *(text for _, text in said.messages), said.begun]
     info, most = system.info, sum(_most_tokens(text) for text in texts)
     known = sum(len(turn.token_ids) for turn in turns)
     left = info.spec.context - known

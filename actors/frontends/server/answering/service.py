@@ -13,7 +13,6 @@ from functools import partial
 from typing import TypeVar
 
 from kvactors.actors.frontends.server.answering.asked import (
-    begun_by,
     continuation,
     prompt_tokens,
     sampling_of,
@@ -166,6 +165,7 @@ class Service:
             if plan.begun is not None:
                 reader.begin(whole_text(self.dialect.chat.decode, begun), plan.begun.text)
             ticket = agent.open_turn(options)
+            # Of an agent of another process nobody else says so.
             ticket.behind = begun
         except BaseException:
             await self.claims.let_go(plan)
@@ -176,7 +176,7 @@ class Service:
         self, inquiry: Inquiry, says: Spoken, plan: Plan, agent: Speaker
     ) -> tuple[TurnOptions, tuple[int, ...]]:
         """What an `agent` is asked by an `inquiry` that `says` it, and what it goes on with."""
-        said = continuation(says.dialect, inquiry, plan, agent)
+        said, begun = continuation(says.dialect, inquiry, plan, agent)
         sampling = sampling_of(self.system, says.dialect, inquiry, agent, said)
         sampling = replace(sampling, top_logprobs=inquiry.top_logprobs)
         client = inquiry.client
@@ -187,7 +187,7 @@ class Service:
             template_kwargs=says.told,
             tenant=client.tenant,
         )
-        return options, begun_by(says.dialect, inquiry, plan, agent)
+        return options, begun
 
     async def _read(self, inquiry: Inquiry, taken: Taken, broadcast: Broadcast) -> None:
         """Pass on what comes, and note who knows it before its end is told."""

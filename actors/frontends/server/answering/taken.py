@@ -87,9 +87,9 @@ def marks_of(turns: Sequence[Turn], keep: int) -> list[str]:
     return marks
 
 
-def standing(home: Home, place: Place) -> Literal["no", "within", "end"]:
+def standing(home: Home, place: Place) -> Literal["no", "within", "end", "cut"]:
     """What the ledger of a place's agent, at `home`, says of the place; a cancelled answer after it
-    counts for none."""
+    counts for none. "cut": it ends with an answer that did not come to its end."""
     try:
         agent = home.spawn(place.agent_id)
     except KvactorsError:
@@ -101,6 +101,8 @@ def standing(home: Home, place: Place) -> Literal["no", "within", "end"]:
         return "no"
     rest = turns[place.turns :]
     over = not rest or (len(rest) == 1 and rest[0].finish == "cancelled")
+    if over and there and there[-1].finish in ("length", "cut"):
+        return "cut"
     return "end" if over else "within"
 
 
@@ -117,11 +119,13 @@ def log_opened(opened: Opened) -> None:
 def opened_of(taken: Taken, begun: Begun | None) -> Opened:
     """Who takes it, as its client calls it, and what is known: of a turn that has `begun` what has
     KV, of one that waits what is in the ledger."""
-    turns = taken.agent.transcript().turns[: taken.plan.keep + taken.plan.own]
-    known = begun.kept if begun else sum(len(turn.token_ids) for turn in turns)
-    mine = taken.plan.known
+    plan, turns = taken.plan, taken.agent.transcript().turns
+    own = len(taken.ticket.behind) * plan.own
+    kept = own + sum(len(turn.token_ids) for turn in turns[: plan.keep])
+    known = begun.kept if begun else kept
+    mine = plan.known
     shown = mine.agent_id.removeprefix(f"{mine.tenant}/") if mine.tenant else mine.agent_id
-    return Opened(shown, secrets.token_hex(12), known, taken.plan.reuse, taken.unread)
+    return Opened(shown, secrets.token_hex(12), known, plan.reuse, taken.unread)
 
 
 def stop_of(agent: Speaker, stops: Sequence[str]) -> str | None:

@@ -31,7 +31,7 @@ from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.tool_format import begun_with, told_by_user, with_calls, with_tools
 from kvactors.core.schedule.grammar import Grammar
 
-__all__ = ["Dialect", "full_name", "words_of"]
+__all__ = ["Dialect", "full_name", "read_whole"]
 
 _NOBODY = "kvactors probe role"
 _GENERIC_MARKS = ("<tool_call>", "</tool_call>")
@@ -236,13 +236,12 @@ class Dialect:
         return list(found) if isinstance(found, list) else [found]
 
 
-def words_of(dialect: Dialect, inquiry: Inquiry, text: str) -> str:
-    """What the whole `text` of an answer to an `inquiry` says in a `dialect`, beside thoughts and
-    calls."""
+def read_whole(dialect: Dialect, inquiry: Inquiry, text: str) -> Reader:
+    """Who has read the whole `text` of an answer to an `inquiry` in a `dialect`."""
     reader = dialect.reader(inquiry, str)
     for _ in (*reader.feed(text), *reader.end(cut=True)):
         pass
-    return reader.text
+    return reader
 
 
 def _may_call(inquiry: Inquiry) -> bool:

@@ -48,7 +48,9 @@ class TokenTexts:
         after = self._chat.decode([*self._shown, *self._fresh])
         if after.endswith(INCOMPLETE):
             return ""
-        self._shown, self._fresh = self._fresh, []
+        # What begins in the middle of a character says nothing alone.
+        cut = before != self._chat.decode(self._shown)
+        self._shown, self._fresh = [*self._shown * cut, *self._fresh], []
         return after[len(before) :]
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from kvactors.actors.frontends.server.exchange.events import Said, TokenLogprob
+from kvactors.core.conversation.hashing import common_prefix
 
 __all__ = ["Words"]
 
@@ -18,11 +19,13 @@ class Words:
         self._waiting = Said("")
         self._behind_call = False
         self._told = 0
+        self._heard = ""
 
     def go_on(self, heard: str) -> None:
         """Of what was said so far, and of the blanks that wait, these words are told already."""
         begins = len(self.text) - len(self.text.lstrip())
-        self._told = begins + len(heard.lstrip())
+        self._heard = self.text[:begins] + heard.lstrip()
+        self._told = common_prefix(self.text, self._heard)
 
     def add(self, text: str, logprobs: tuple[TokenLogprob, ...]) -> Iterator[Said]:
         """Some more text, and what its tokens were given with."""
@@ -32,7 +35,9 @@ class Words:
             logprobs = self._waiting.logprobs + logprobs
             self.text += whole
             self._waiting, self._behind_call = Said(""), False
-            fresh, self._told = self.text[self._told :], max(self._told, len(self.text))
+            if self._told < len(self._heard):
+                self._told = max(self._told, common_prefix(self.text, self._heard))
+            fresh, self._told = self.text[self._told :], len(self.text)
             if fresh:
                 yield Said(fresh, logprobs)
 

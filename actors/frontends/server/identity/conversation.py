@@ -1,13 +1,15 @@
 """What a client says, as it is compared. Pure: any thread."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvactors.actors.frontends.server.exchange.inquiry import Inquiry, Message
 from kvactors.actors.frontends.server.identity.canonical import (
     beginning,
+    canonical,
     chains,
+    difference,
     in_order,
     tool_marks,
 )
@@ -54,6 +56,20 @@ class Conversation:
         """Without what is said last."""
         said, compared, hashes = self.said[:-1], self.compared[:-1], self.hashes[:-1]
         return replace(self, said=said, compared=compared, hashes=hashes)
+
+    def miss(self, last: bytes | None, said_behind: Callable[[bytes], list[str]]) -> str:
+        """Where it leaves what is known, up to the hash `last` (None: of nothing), with some
+        characters of both sides: of what was `said_behind` that. None, where it begins as nobody's
+        does."""
+        matched, begins = (0, self.before) if last is None else (self.depth(last), last)
+        if matched == len(self.said):
+            return ""
+        ours = canonical(self.compared[matched])
+        others = [theirs for theirs in said_behind(begins) if theirs != ours]
+        at, shown = max((difference(ours, theirs) for theirs in others), default=(0, ""))
+        if not shown or (last is None and at == 0):
+            return ""
+        return f"message {matched}, character {at}: {shown}"
 
     def depth(self, chain: bytes) -> int:
         """Of how many messages `chain` is the hash."""

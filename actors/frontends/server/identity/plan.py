@@ -67,12 +67,15 @@ class Plan:
     def going_on(self, begun: Message) -> "Plan":
         """This one, of a conversation that ends with the answer `begun`: that is gone on with, and
         nothing is told in the middle of it."""
-        own = not self.new
+        own, reuse = not self.new, self.reuse
+        if reuse.how == "again":
+            reuse = replace(reuse, how="forked")
         plan = replace(
             self,
             keep=self.keep - own,
             matched=self.matched - own,
             conversation=self.conversation.before_last,
+            reuse=reuse,
             begun=begun,
             own=own,
         )

@@ -14,7 +14,7 @@ from typing import Literal
 from kvactors.actors.errors import AgentNotStored
 from kvactors.actors.frontends.server.exchange.events import Reuse
 from kvactors.actors.frontends.server.exchange.inquiry import Client, Inquiry, Message
-from kvactors.actors.frontends.server.identity.canonical import canonical, difference, prompt_mark
+from kvactors.actors.frontends.server.identity.canonical import prompt_mark
 from kvactors.actors.frontends.server.identity.conversation import Conversation, read
 from kvactors.actors.frontends.server.identity.index import Index, Known, Place, unnamed
 from kvactors.actors.frontends.server.identity.plan import Plan
@@ -23,8 +23,12 @@ from kvactors.core.errors import InvalidInput
 
 __all__ = ["Resolver", "Stands"]
 
-Stands = Callable[[Place], Literal["no", "within", "end"]]
-"""Whether a place is where it was: not, within what its agent remembers, or at its end."""
+Stands = Callable[[Place], Literal["no", "within", "end", "cut"]]
+"""Whether a place is where it was: not, within what its agent remembers, or at its end, with an
+answer that may have been cut."""
+
+
+_ENDS = ("end", "cut")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +88,13 @@ class Resolver:
         alone: bool,
     ) -> Plan:
         client, place = inquiry.client, found.place if found else None
-        miss = "" if found and found.ends else self._miss(conversation, place)
+        last = place.chain if place else None
+        ends = found is not None and found.ends
+        miss = "" if ends else conversation.miss(last, self._index.said_behind)
         if found is None:
             return self._begin(client, conversation, busy, miss, alone=alone)
         waiting = None if inquiry.goes_on or found.goes_on else self._waiting(client, busy)
-        if waiting and self._stands(replace(found.place, agent_id=waiting.agent_id)) == "end":
+        if waiting and self._stands(replace(found.place, agent_id=waiting.agent_id)) in _ENDS:
             # It was made of who stands there.
             known = replace(waiting, tools=found.known.tools)
             found, waiting = _Found(found.place, known, ends=True, goes_on=True), None
@@ -163,9 +169,13 @@ class Resolver:
             if not inquiry.goes_on and not said.tools.items() <= _told(known, place).items():
                 continue
             if (stands := self._stands(place)) != "no":
-                ends = stands == "end"
+                ends = stands in _ENDS
                 named = name == known.agent_id
                 free = (named or known.thread == thread) and known.agent_id not in busy
+                # What has come to its end stays, and a fork goes on with it.
+                free = free and not (
+                    inquiry.begun and stands == "end" and place.chain == hashes[-1]
+                )
                 found = _Found(place, known, ends, goes_on=ends and free)
                 best = found if best is None or found.goes_on else best
         return best
@@ -266,22 +276,6 @@ class Resolver:
                 if agent != mine.agent_id and (agent not in busy or self._index.begun(agent)):
                     return agent
         return ""
-
-    def _miss(self, conversation: Conversation, place: Place | None) -> str:
-        """Where the conversation leaves what is known, with some characters of both sides: none,
-        where it begins as nobody's does."""
-        if place is None:
-            matched, last = 0, conversation.before
-        else:
-            matched, last = conversation.depth(place.chain), place.chain
-        if matched == len(conversation.said):
-            return ""
-        ours = canonical(conversation.compared[matched])
-        others = [theirs for theirs in self._index.said_behind(last) if theirs != ours]
-        at, shown = max((difference(ours, theirs) for theirs in others), default=(0, ""))
-        if not shown or (place is None and at == 0):
-            return ""
-        return f"message {matched}, character {at}: {shown}"
 
 
 def _told(known: Known, place: Place) -> dict[str, str]:
