@@ -87,7 +87,8 @@ def sampling_of(
     sampling = replace(inquiry.sampling, grammar=grammar, stop=(*inquiry.sampling.stop, *stops))
     chat, turns = system.chat, agent.transcript().turns[: said.keep]
     opening = [said.system] if said.system and not said.keep else []
-    texts = [*opening, *(text for _, text in said.messages), said.begun]
+    begun = [said.begun] if said.begun else []
+    texts = [*opening, *(text for _, text in said.messages), *begun]
     info, most = system.info, sum(_most_tokens(text) for text in texts)
     known = sum(len(turn.token_ids) for turn in turns)
     left = info.spec.context - known
