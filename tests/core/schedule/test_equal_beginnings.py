@@ -57,7 +57,7 @@ def test_the_more_urgent_waits_for_its_system_prompt_though_more_is_prefilled(
 def test_what_nobody_remembers_is_lent_to_who_begins_alike_while_there_is_room(
     load_grid: LoadGrid, make_engine: MakeEngine
 ) -> None:
-    engine = make_engine(load_grid())
+    engine = make_engine(load_grid(), stored=True)
     turns = [turn(f"{number}", WORLD[:700], 0, number) for number in range(MOST_LENT + 3)]
     ends = list[int]()
 
