@@ -55,20 +55,25 @@ def without_end(transcript: Transcript, answer: Turn) -> Turn:
         ended -= 1
     if answer.hidden in ("", chat.decode(answer.token_ids[ended:])):
         return replace(answer, text=shown, token_ids=answer.token_ids[:ended], rendered=shown)
-    head = transcript.head(answer, len(shown))
-    rest = chat.encode_rest(shown[len(head.rendered) :])
-    return replace(head, text=shown, token_ids=(*head.token_ids, *rest), rendered=shown)
+    return _up_to(transcript, answer, shown)
 
 
 def begun_answer(transcript: Transcript, place: int, text: str) -> Turn:
     """The beginning `text` of an answer, as far as it can be with the tokens of the one that stands
     at this `place` of a transcript: all of them, if it is all that was said there."""
+    if not text:
+        return UNBEGUN
     known = transcript.turns[place] if place < len(transcript.turns) else UNBEGUN
     whole = without_end(transcript, known)
-    if not text or whole.rendered == text:
-        return whole if text else UNBEGUN
-    if not known.is_answer or not known.rendered.startswith(text):
-        return transcript.given_answer(text, "cut")
-    head = transcript.head(known, len(text))
+    if whole.rendered == text:
+        return whole
+    if known.is_answer and known.rendered.startswith(text):
+        return _up_to(transcript, known, text)
+    return transcript.given_answer(text, "cut")
+
+
+def _up_to(transcript: Transcript, answer: Turn, text: str) -> Turn:
+    """An `answer` as far as its first `text`, which may end within a token."""
+    head = transcript.head(answer, len(text))
     rest = transcript.chat.encode_rest(text[len(head.rendered) :])
     return replace(head, text=text, token_ids=(*head.token_ids, *rest), rendered=text)
