@@ -60,3 +60,21 @@ def test_what_texts_begin_with_is_computed_once(exact: Server) -> None:
     assert all(first["prompt_tokens"] - 8 <= each < first["prompt_tokens"] for each in known[1:])
     assert scored["prompt_tokens_details"]["cached_tokens"] == 0
     assert not [agent for agent in system.agents() if agent.agent_id.startswith("text-")]
+
+
+def test_a_stream_of_several_texts_tells_each_as_it_comes(exact: Server) -> None:
+    body = {"prompt": ["My cat is", "Your dog is"], "n": 2, "max_tokens": 20, "ignore_eos": True}
+    drawn = {"seed": 3, "stream": True, "stream_options": {"include_usage": True}}
+
+    whole = httpx.post(f"{exact.url}/v1/completions", json={**body, "seed": 3}, timeout=60).json()
+    stream = httpx.post(f"{exact.url}/v1/completions", json={**body, **drawn}, timeout=60)
+
+    lines = [line[6:] for line in stream.text.splitlines() if line.startswith("data: {")]
+    chunks = [json.loads(line) for line in lines]
+    choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+    order = [choice["index"] for choice in choices]
+    said = ["".join(c["text"] for c in choices if c["index"] == index) for index in range(4)]
+    assert said == [choice["text"] for choice in whole["choices"]]
+    assert order != sorted(order), "one after the other"
+    assert chunks[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"] == 80
+    assert chunks[-1]["usage"]["prompt_tokens"] == whole["usage"]["prompt_tokens"]

@@ -1,6 +1,6 @@
 """Answers that a test writes: all but the model's own draw is real."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
 from kvactors.actors.frontends.server.exchange.events import (
@@ -44,7 +44,7 @@ class _Answer:
         self._pieces = pieces
         self._reader = dialect.reader(inquiry, lambda place: f"call_{place}")
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
+    async def __aiter__(self) -> AsyncGenerator[Event, None]:
         yield Begun(10, 4)
         for piece in self._pieces:
             if isinstance(piece, str):

@@ -1,6 +1,6 @@
 """Answers: what the interfaces ask of the server's core, and what they get. The event loop."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from kvactors.actors.frontends.server.exchange.events import Event, Opened
@@ -24,7 +24,7 @@ class Answer(Protocol):
 
     opened: Opened
 
-    def __aiter__(self) -> AsyncIterator[Event]: ...
+    def __aiter__(self) -> AsyncGenerator[Event, None]: ...
 
 
 class Answers(Protocol):

@@ -138,7 +138,7 @@ async def _chunks(
     try:
         for index in range(len(answers)):
             yield _event({**base, "choices": [_delta(index, {"role": "assistant", "content": ""})]})
-        async with aclosing(together(answers)) as events:
+        async with aclosing(together([aiter(answer) for answer in answers])) as events:
             async for index, event in events:
                 if isinstance(event, Ended):
                     usages.append(event.usage)

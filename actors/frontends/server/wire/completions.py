@@ -31,7 +31,7 @@ from kvactors.actors.frontends.server.wire.asking import (
 from kvactors.actors.frontends.server.wire.completions_body import CompletionBody, asked_of
 from kvactors.actors.frontends.server.wire.errors import failed_late, whole
 from kvactors.actors.frontends.server.wire.models import Named
-from kvactors.actors.frontends.server.wire.together import all_of
+from kvactors.actors.frontends.server.wire.together import all_of, together
 
 __all__ = ["completion_routes"]
 
@@ -89,16 +89,15 @@ async def _choice(
 async def _pieces(
     completes: Completes, asked: Sequence[Completion]
 ) -> AsyncGenerator[tuple[dict[str, Any], Usage | None], None]:
-    """The choices of a stream's chunks, one text after the other, and at the end of each its
+    """The choices of a stream's chunks, of all texts as they come, and at the end of each its
     usage."""
-    for index, one in enumerate(asked):
-        places = _Logprobs(one)
-        async with aclosing(completes.complete(one)) as pieces:
-            async for told in pieces:
-                if isinstance(told, Completed):
-                    yield _told(index, "", None, _reason(told)), told.usage
-                else:
-                    yield _told(index, told.text, places.tell(told.logprobs), None), None
+    places = list(map(_Logprobs, asked))
+    async with aclosing(together([completes.complete(one) for one in asked])) as pieces:
+        async for index, told in pieces:
+            if isinstance(told, Completed):
+                yield _told(index, "", None, _reason(told)), told.usage
+            else:
+                yield _told(index, told.text, places[index].tell(told.logprobs), None), None
 
 
 async def _opened(pieces: AsyncGenerator[_T, None]) -> AsyncGenerator[_T, None]:
@@ -126,14 +125,16 @@ async def _chunks(
     times: int,
 ) -> AsyncGenerator[ServerSentEvent, None]:
     """The chunks of a stream."""
-    usages = []
+    usages = dict[int, Usage]()
     try:
         async with aclosing(pieces):
             async for choice, usage in pieces:
-                usages += [usage] if usage else []
+                if usage:
+                    usages[choice["index"]] = usage
                 yield _event({**base, "choices": [choice]})
         if with_usage:
-            yield _event({**base, "choices": [], "usage": _usage(usages, times)})
+            ordered = [usages[index] for index in sorted(usages)]
+            yield _event({**base, "choices": [], "usage": _usage(ordered, times)})
     except Exception as error:
         yield _event(failed_late(error).body("openai"))
     yield ServerSentEvent(data="[DONE]")

@@ -2,14 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from typing import TypeVar
-
-from kvactors.actors.frontends.server.exchange.answers import Answer
-from kvactors.actors.frontends.server.exchange.events import Event
 
 __all__ = ["AT_ONCE", "all_of", "together"]
 
-# Events that wait for a slow reader.
+# Items that wait for a slow reader.
 MOST_WAITING = 16
 # Works of one request that are begun at once: as many as a step of the engine takes, and others
 # may be open beside them.
@@ -37,25 +35,30 @@ async def all_of(works: Sequence[Callable[[], Awaitable[_T]]]) -> list[_T]:
     return [task.result() for task in tasks]
 
 
-async def together(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Event], None]:
-    """The events of `answers` as they come, each with the number of its answer. Raises what the
+async def together(
+    sources: Sequence[AsyncGenerator[_T, None]],
+) -> AsyncGenerator[tuple[int, _T], None]:
+    """What comes of `sources` as it comes, each with the number of its source. Raises what the
     first one fails with; leaving early lets go of all of them."""
-    if len(answers) == 1:
-        async for event in answers[0]:
-            yield 0, event
+    if len(sources) == 1:
+        async with aclosing(sources[0]) as items:
+            async for item in items:
+                yield 0, item
         return
-    queue = asyncio.Queue[tuple[int, Event | BaseException | None]](MOST_WAITING)
+    queue = asyncio.Queue[tuple[int, _T | BaseException | None]](MOST_WAITING)
+    places = asyncio.Semaphore(AT_ONCE)
 
-    async def read(number: int, answer: Answer) -> None:
+    async def read(number: int, source: AsyncGenerator[_T, None]) -> None:
         try:
-            async for event in answer:
-                await queue.put((number, event))
+            async with places, aclosing(source) as items:
+                async for item in items:
+                    await queue.put((number, item))
         except Exception as error:
             await queue.put((number, error))
         else:
             await queue.put((number, None))
 
-    reading = [asyncio.create_task(read(n, answer)) for n, answer in enumerate(answers)]
+    reading = [asyncio.create_task(read(n, source)) for n, source in enumerate(sources)]
     try:
         left = len(reading)
         while left:
