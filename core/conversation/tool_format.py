@@ -175,10 +175,10 @@ def headers(text: str) -> list[str]:
 
 def said_to_user(text: str) -> str:
     """What an answer's `text` says to who asked, where each message has a header: neither what is
-    analysed nor calls, in paragraphs. A text without headers is all said."""
+    analysed nor calls, in paragraphs. A text without headers is all said, half a header is not."""
     found = [*_HEADER.finditer(text)]
     if not found:
-        return text
+        return "" if text.startswith(CHANNEL) or CHANNEL.startswith(text) else text
     ends = [*(header.start() for header in found[1:]), len(text)]
     said = [
         re.sub(r"<\|(end|call|return)\|>.*$", "", text[header.end() : end], flags=re.DOTALL)

@@ -190,6 +190,8 @@ def test_where_the_template_begins_to_think_words_begin_behind_the_thought() -> 
         (f"{PREAMBLE}One.<|end|>{NEXT}<|channel|>final<|message|>Two.<|return|>", "One.\n\nTwo."),
         (f"{ANALYSIS}Hm", ""),
         ("no header", "no header"),
+        ("<|channel|>fi", ""),
+        ("<|chan", ""),
     ],
 )
 def test_what_is_said_has_no_headers(text: str, words: str) -> None:
