@@ -247,7 +247,12 @@ class Engine:
 
     def _finish(self, request: Request, reason: str) -> None:
         """End a turn well: its KV becomes hot, what is new of it goes to the store."""
-        if not request.passing:
+        keeps = not request.passing
+        if request.lends:
+            # Nobody leaves for what nobody remembers.
+            fits = self.execution.preemption.can_keep(request, request.cached)
+            keeps = fits and any(self._sharing.beginnings(request))
+        if keeps:
             self.execution.keep(request)
             self._sharing.offer(request)
             self._queue_again()

@@ -161,10 +161,14 @@ class HotCaches:
 
     def drop(self, agent_id: str) -> None:
         """Forget an agent's cache; what nobody else holds of it is freed."""
-        cache = self._caches.pop(agent_id, None)
-        if cache is not None:
+        if (cache := self._caches.pop(agent_id, None)) is not None:
             self.held.release(cache.pieces)
         self.blocks.free(agent_id)
+
+    def leave_first(self, agent_ids: Iterable[str]) -> None:
+        """Of those that may be evicted these are the first, in this order."""
+        known = [agent_id for agent_id in agent_ids if agent_id in self._caches]
+        self._caches = {agent_id: self._caches.pop(agent_id) for agent_id in known} | self._caches
 
     def settle(self, agent_id: str) -> None:
         """After a turn: hold the blocks of what is cached, no more."""
@@ -261,8 +265,10 @@ class HotCaches:
         is being written. Pieces that are `read` by rows stay in memory without them."""
         for agent_id, cache in self._caches.items():
             if agent_id not in busy and not cache.unwritten:
-                own = self._own_bytes(cache, read)
-                yield IdleAgent(agent_id, own, cache.end, cache.last_used, cache.saved)
+                # What dropping it would free.
+                own = [p for p in cache.pieces if p not in read and self.held.holders[p] == 1]
+                size = sum(piece.nbytes for piece in own)
+                yield IdleAgent(agent_id, size, cache.end, cache.last_used, cache.saved)
 
     def check(self) -> None:
         """Prove the counts: who holds which piece and which blocks, and each byte once."""
@@ -275,11 +281,6 @@ class HotCaches:
             assert (cache.pieces[-1].end if cache.pieces else 0) == cache.end
             floor = self.blocks.held(agent_id) * BLOCK_TOKENS
             assert block_floor(cache.end) <= floor, f"{agent_id!r} holds too few blocks"
-
-    def _own_bytes(self, cache: HotCache, read: Collection[Piece]) -> int:
-        """What dropping the cache would free."""
-        own = (piece for piece in cache.pieces if piece not in read)
-        return sum(piece.nbytes for piece in own if self.held.holders[piece] == 1)
 
     def _replace(self, cache: HotCache, pieces: list[Piece]) -> None:
         self.held.hold(pieces)

@@ -221,7 +221,8 @@ class Preemption:
         request = min(active, key=lambda r: (r.priority, -r.arrival))
         cache = self._memory.hot.touch(request.agent_id)
         borrowed = cache.borrowed or not cache.end
-        if not request.passing and self.make_room_to_keep(request):
+        gone = request.passing or request.lends
+        if not gone and self.make_room_to_keep(request):
             try:
                 self.keep(request)
             except Exception as error:

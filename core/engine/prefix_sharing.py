@@ -91,6 +91,7 @@ class PrefixSharing:
             oldest = next(iter(self._lent))
             del self._lent[oldest]
             self._hot.drop(oldest)
+        self._hot.leave_first(self._lent)
         return lender
 
     def donor(self, request: Request, least: int = 0) -> tuple[str, int]:

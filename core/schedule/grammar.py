@@ -1,6 +1,7 @@
 """Grammar: what form an answer must have. A value, checked where it is made. Pure: any thread."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -84,7 +85,10 @@ class Grammar:
         if self.kind == "lark":
             raise InvalidGrammar("a grammar of rules stands alone: ask without tools, or for JSON")
         if self.kind == "regex":
-            return f"/{self.text.replace('/', chr(92) + '/')}/"
+            # What is escaped stays so.
+            parts = re.split(r"(\\.)", self.text, flags=re.DOTALL)
+            parts[::2] = [part.replace("/", r"\/") for part in parts[::2]]
+            return f"/{''.join(parts)}/"
         (held,) = json.loads(self.source)["grammars"]
         return f"%json {json.dumps(held['json_schema'])}"
 

@@ -13,6 +13,8 @@ from kvactors.core.testing.engines import make_request, run_engine
 
 ANSWER = Sampling(max_tokens=4)
 WORLD = prompt_of(1400)
+# Holds four agents of some 700 tokens, and a turn of as many.
+BUDGET = 3_500_000
 
 
 def turn(name: str, common: Sequence[int], system: int, number: int) -> Request:
@@ -80,7 +82,7 @@ def test_a_short_text_is_lent_to_nobody(load_grid: LoadGrid, make_engine: MakeEn
 
     run_engine(engine, [(0, request)])
 
-    assert list(engine.memory.hot) == ["a"]
+    assert not list(engine.memory.hot)
 
 
 def test_while_one_decodes_others_begin_with_what_it_has_kept_of_its_prompt(
@@ -97,3 +99,34 @@ def test_while_one_decodes_others_begin_with_what_it_has_kept_of_its_prompt(
 
     assert second.kept == LONGEST_PIECE
     assert ended["a"].request.decoded == 60
+
+
+def test_no_agent_leaves_memory_for_what_nobody_remembers(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    loaded = load_grid()
+    engine = make_engine(loaded, budget=BUDGET)
+    agents = [turn(f"agent {n}", prompt_of(700, seed=n), 0, n) for n in range(3)]
+    texts = [turn(f"text {n}", prompt_of(700, seed=50 + n), 0, n) for n in range(20)]
+    for request in agents:
+        run_engine(engine, [(0, request)])
+    here = set(engine.memory.hot)
+
+    for request in texts:
+        request.lends = True
+        run_engine(engine, [(0, request)])
+        engine.memory.hot.drop(request.agent_id)
+        engine.check()
+
+    assert here == {request.agent_id for request in agents}
+    assert here < set(engine.memory.hot)
+
+
+def test_what_nobody_remembers_needs_no_more_room_than_it_takes(
+    load_grid: LoadGrid, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(load_grid())
+    passing, lends = (turn(name, WORLD, 0, 1) for name in "ab")
+    passing.passing, lends.lends = True, True
+
+    assert engine.memory.least(lends) == engine.memory.least(passing)

@@ -20,6 +20,7 @@ FORMS: list[tuple[dict[str, Any], Any]] = [
     ({"structured_outputs": {"json": PERSON}}, json.loads),
     ({"structured_outputs": {"json": json.dumps(PERSON)}}, json.loads),
     ({"guided_json": PERSON}, json.loads),
+    ({"structured_outputs": {"json_object": True}}, json.loads),
     ({"structured_outputs": {"regex": "[0-9]{3}/[0-9]{2}"}}, lambda text: text.index("/") == 3),
     ({"guided_regex": "[0-9]{3}"}, int),
     ({"structured_outputs": {"choice": CHOICES}}, CHOICES.index),
@@ -51,6 +52,17 @@ def test_an_answer_has_the_form_that_is_asked_for(
     read(choice["text"] if path == "completions" else choice["message"]["content"])
 
 
+@pytest.mark.parametrize("pattern", [r"a\/b", "a/b", r"a[\/]b", r"a[/]b"])
+def test_a_pattern_may_have_slashes_beside_tools(server: Server, pattern: str) -> None:
+    tool = {"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}
+
+    answer = post(server, "chat/completions", tools=[tool], guided_regex=pattern)
+
+    assert answer.status_code == 200, answer.text
+    message = answer.json()["choices"][0]["message"]
+    assert message.get("tool_calls") or message["content"] == "a/b"
+
+
 def test_a_pattern_stands_beside_tools(server: Server) -> None:
     tool = {"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}
 
@@ -69,6 +81,10 @@ def test_a_pattern_stands_beside_tools(server: Server) -> None:
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice"),
         ({"structured_outputs": {"regex": 7}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"json_object": "yes"}}, "structured_outputs.json_object"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+        ({"reasoning": {"enabled": "false"}}, "reasoning.enabled"),
+        ({"reasoning": {"max_tokens": -5}}, "reasoning.max_tokens"),
         ({"structured_outputs": {"json": {"type": "nothing"}}}, "structured_outputs.json"),
         ({"guided_json": {}, "response_format": {"type": "json_object"}}, "one form"),
         (

@@ -70,6 +70,9 @@ class Plan:
         own, reuse = not self.new, self.reuse
         if reuse.how == "again":
             reuse = replace(reuse, how="forked")
+        if len(self.new) == 1:
+            # The beginning of what is known there is nothing else.
+            reuse = replace(reuse, miss="")
         plan = replace(
             self,
             keep=self.keep - own,

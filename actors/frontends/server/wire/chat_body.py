@@ -30,6 +30,7 @@ from kvactors.actors.frontends.server.wire.reading import (
     of_provider,
     unmet,
 )
+from kvactors.core.numbers import whole
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["MOST_ANSWERS", "MOST_TOKENS", "ChatBody", "inquiry_of", "mode_of", "text_of"]
@@ -113,8 +114,14 @@ def _manner(body: ChatBody) -> Manner:
         return manner_of(told, "reasoning_effort", effort)
     # As OpenRouter has it.
     asked = body.reasoning or {}
-    off = asked.get("enabled") is False or asked.get("max_tokens") == 0
-    return manner_of(told, "reasoning.effort", "none" if off else asked.get("effort"))
+    enabled, most = asked.get("enabled"), asked.get("max_tokens")
+    if not isinstance(enabled, bool | None):
+        raise refused("reasoning.enabled", f"true or false, not {enabled!r:.40}")
+    if most is not None and (whole(most) is None or most < 0):
+        raise refused("reasoning.max_tokens", f"a whole number from 0 on, not {most!r:.40}")
+    thinks = enabled if most is None else most > 0 and enabled is not False
+    effort = "none" if thinks is False else asked.get("effort")
+    return manner_of(told, "reasoning.effort", effort, thinks=thinks)
 
 
 def skipped(body: ChatBody) -> list[str]:
@@ -127,7 +134,7 @@ def skipped(body: ChatBody) -> list[str]:
         found.append(f"tool_choice: {choice['type']}")
     if any(said.get("name") and said.get("role") not in _RESULTS for said in body.messages):
         found.append("messages.name")
-    found += unmet(body.reasoning, "effort", "enabled", "max_tokens")
+    found += unmet(body.reasoning, "effort", "enabled")
     return found + body.unguided() + unheld("response_format", _form(body))
 
 

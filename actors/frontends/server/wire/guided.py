@@ -29,16 +29,18 @@ class Guided(Drawn):
     def guided(self) -> Form | None:
         """The form that is asked for. Raises Failure."""
         asked = self.structured_outputs or {}
-        given = {f"structured_outputs.{kind}": asked.get(kind) for kind in _MADE}
-        given |= {f"guided_{kind}": getattr(self, f"guided_{kind}", None) for kind in _MADE}
-        found = {where: value for where, value in given.items() if value is not None}
-        if not found:
+        found = {f"structured_outputs.{kind}": (kind, asked.get(kind)) for kind in _MADE}
+        found |= {f"guided_{kind}": (kind, getattr(self, f"guided_{kind}", None)) for kind in _MADE}
+        given = [(where, *form) for where, form in found.items() if form[1] is not None]
+        if asked.get("structural_tag") is not None:
+            raise refused("structured_outputs.structural_tag", f"one of {', '.join(_MADE)}")
+        if not given:
             return None
-        (where, value), *others = found.items()
+        (where, kind, value), *others = given
         if others:
             raise refused(others[0][0], f"an answer has one form, and {where} is given")
         try:
-            return Form(given=_MADE[re.split(r"[._]", where)[-1]](value))
+            return Form(given=_MADE[kind](value))
         except (InvalidGrammar, TypeError) as error:
             raise refused(where, str(error)) from error
 
@@ -55,9 +57,16 @@ def _one_of(choices: Any) -> Grammar:
     return Grammar.regex("|".join(_SIGNS.sub(r"\\\g<0>", choice) for choice in choices))
 
 
+def _any_object(wanted: Any) -> Grammar:
+    if wanted is not True:
+        raise TypeError(f"true, or nothing, not {wanted!r:.80}")
+    return Grammar.json_object()
+
+
 _MADE: dict[str, Callable[[Any], Grammar]] = {
     "json": Grammar.json_schema,
     "regex": Grammar.regex,
     "choice": _one_of,
     "grammar": Grammar.lark,
+    "json_object": _any_object,
 }

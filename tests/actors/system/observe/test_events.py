@@ -285,5 +285,6 @@ def test_what_is_said_is_in_no_event_and_in_the_log_only_if_asked(
     assert (repr(reply.text) in caplog.text) == asked
     assert "'alice': turn 0 adds" in caplog.text
     assert {record.name for record in caplog.records if "turn 0" in record.getMessage()} == {
-        "kvactors.actors.agents.request_builder"
+        "kvactors.actors.agents.answers",
+        "kvactors.actors.agents.request_builder",
     }
