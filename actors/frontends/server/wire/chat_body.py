@@ -30,7 +30,6 @@ from kvactors.actors.frontends.server.wire.reading import (
     of_provider,
     unmet,
 )
-from kvactors.core.numbers import whole
 from kvactors.core.schedule.sampling import Sampling
 
 __all__ = ["MOST_ANSWERS", "MOST_TOKENS", "ChatBody", "inquiry_of", "mode_of", "text_of"]
@@ -117,7 +116,7 @@ def _manner(body: ChatBody) -> Manner:
     enabled, most = asked.get("enabled"), asked.get("max_tokens")
     if not isinstance(enabled, bool | None):
         raise refused("reasoning.enabled", f"true or false, not {enabled!r:.40}")
-    if most is not None and (whole(most) is None or most < 0):
+    if most is not None and (type(most) is not int or most < 0):
         raise refused("reasoning.max_tokens", f"a whole number from 0 on, not {most!r:.40}")
     thinks = enabled if most is None else most > 0 and enabled is not False
     effort = "none" if thinks is False else asked.get("effort")
