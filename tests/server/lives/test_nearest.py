@@ -18,12 +18,12 @@ from kvactors.actors.frontends.server.identity.resolve import Resolver
 from kvactors.actors.frontends.server.identity.sealed import Sealed
 
 MESSAGES = 30
-Standing = Literal["no", "within", "end"]
+Standing = Literal["no", "within", "end", "cut"]
 AGENTS = st.lists(
     st.tuples(
         st.integers(0, MESSAGES - 1),
         st.sampled_from(["mine", "another"]),
-        st.sampled_from(["no", "within", "end"]),
+        st.sampled_from(["no", "within", "end", "cut"]),
         st.booleans(),
     ),
     max_size=6,
@@ -71,7 +71,9 @@ def test_it_is_who_knows_most_of_it_among_the_clients_own_agents_and_else_among_
             busy.add(name)
         if stands != "no":
             ranks[name] = thread == "mine", depth
-        if stands == "end" and thread == "mine" and not is_busy:
+        # The conversation ends with an answer: where that had ended a fork goes on with it.
+        ended = depth == MESSAGES - 1 and stands == "end"
+        if stands in ("end", "cut") and thread == "mine" and not is_busy and not ended:
             free.add(name)
     best = max(ranks.values(), default=None)
     nearest = {name for name, rank in ranks.items() if rank == best}
