@@ -82,8 +82,9 @@ def test_what_leaves_a_row_and_what_enters_one_is_copied_once(family: str) -> No
         arena.load(0, left[0])
         held.append(arena)
 
-    leaving = most_beside(lambda: left.append(source.export(0, 0, 700)))
-    entering = most_beside(enter)
+    # What another thread frees late is not there each time, as what is copied twice is.
+    leaving = min(most_beside(lambda: left.append(source.export(0, 0, 700))) for _ in range(3))
+    entering = min(most_beside(enter) for _ in range(3))
 
     print(f"{leaving / left[0].nbytes:.2f} of a piece, {entering / held[0].nbytes:.2f} of a row")
     assert leaving / left[0].nbytes < 1.25

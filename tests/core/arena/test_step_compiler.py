@@ -117,20 +117,27 @@ def test_traces_go_with_the_model() -> None:
 
 @pytest.mark.parametrize("floats", [True, False])
 def test_a_replay_writes_in_place(*, floats: bool) -> None:
-    loaded, peaks = load(tiny_model()), []
-    for worth in (1, float("inf")):
-        rows, turns = Rows(loaded, worth, floats=floats), turns_of(4)
-        for name, prompt in enumerate(prompts_of([700] * 4)):
-            rows.join(name, prompt)
-        for _ in range(4):
-            rows.step(turns, ahead=False)
-        peaks.append(rows.peak(turns))
+    loaded = load(tiny_model())
 
-    replayed, eager = peaks
-    # Temporaries end at other moments on other machines: a copy of what is held would be more.
-    least = rows.arena.nbytes // 4
-    print(f"{replayed:,} bytes above what is held, {eager:,} eagerly, of a copy {least:,} at least")
-    assert replayed < eager + least
+    def copies() -> bool:
+        peaks = list[int]()
+        for worth in (1, float("inf")):
+            rows, turns = Rows(loaded, worth, floats=floats), turns_of(4)
+            for name, prompt in enumerate(prompts_of([700] * 4)):
+                rows.join(name, prompt)
+            for _ in range(4):
+                rows.step(turns, ahead=False)
+            peaks.append(rows.peak(turns))
+        replayed, eager = peaks
+        # Temporaries end at other moments on other machines: a copy of what is held would be more.
+        least = rows.arena.nbytes // 4
+        print(
+            f"{replayed:,} bytes above what is held, {eager:,} eagerly, a copy {least:,} at least"
+        )
+        return replayed >= eager + least
+
+    # What another thread frees late is not there each time, as a copy is.
+    assert not all(copies() for _ in range(3))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
