@@ -48,8 +48,11 @@ def said_now(
 ) -> tuple[str, str]:
     """The text that was drawn of an `answer` to a `prompt`, and what of it is words by `chat` and
     `sampling`, as `said_in` says: what it began with was known."""
+    words = said_in(chat, sampling, answer.text, prompt)
+    if not answer.begun:
+        return answer.text, words
     begun = whole_text(chat.decode, answer.token_ids[: answer.begun])
-    known, words = (said_in(chat, sampling, text, prompt) for text in (begun, answer.text))
+    known = said_in(chat, sampling, begun, prompt)
     return answer.text[len(begun) :], words[common_prefix(known, words) :]
 
 

@@ -11,7 +11,7 @@ from kvactors.actors.turns.messages_agent import Ask
 from kvactors.actors.turns.reply import FinishReason, recorded_reply
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.conversation.transcript import Transcript
-from kvactors.core.conversation.turn import Turn
+from kvactors.core.conversation.turn import UNBEGUN, Turn
 from kvactors.core.schedule.events import Tokens
 
 __all__ = ["answer_again", "withdraw"]
@@ -27,8 +27,7 @@ def answer_again(
     services.confirm(ticket)
     # An answer that was wanted and is not there was withdrawn.
     otherwise: FinishReason = "cancelled" if ask.turn.answer else "stop"
-    turn = Turn("assistant", "", (), "", finish=otherwise)
-    words = ""
+    turn, words = replace(UNBEGUN, finish=otherwise), ""
     for known in answer:
         prompt = transcript.answered.prompt(ask.turn.request_id)
         text, words = said_now(chat, ask.turn.sampling, known, prompt)
@@ -48,5 +47,5 @@ def withdraw(ask: Ask, transcript: Transcript, services: AgentServices) -> None:
     answered with nothing, and reply so."""
     record = transcript.extend((), request_id=ask.turn.request_id)
     services.save(ask.ticket.agent_id, record, ask.ticket, ())
-    nothing = Turn("assistant", "", (), "", finish="cancelled")
+    nothing = replace(UNBEGUN, finish="cancelled")
     ask.ticket.resolve(recorded_reply(nothing, "", ask.ticket))

@@ -125,9 +125,10 @@ def make_request(
             len(tokens),
             spec.context - max_tokens,
         )
-    private = isolated or sampling.prompt_logprobs
-    lends = asked.lends and not private
-    private = private or not (asked.remembered or lends)
+    alone = isolated or sampling.prompt_logprobs
+    lends = asked.lends and not alone
+    passing = not (asked.remembered or lends)
+    private = alone or passing
     shared = (
         [] if private or draft.keep else _shared_beginning(transcript, draft.system_prompt, tokens)
     )
@@ -148,7 +149,7 @@ def make_request(
         stream=ask.ticket.tokens is not None,
         submitted_at=ask.ticket.submitted_at,
         priority=asked.priority if asked.answer else asked.priority - 1,
-        passing=not (asked.remembered or lends),
+        passing=passing,
         lends=lends,
         shared=len(shared),
         prompt_hash=tokens_hash(shared) if shared else "",

@@ -13,7 +13,7 @@ from kvactors.actors.turns.checks import stays_here
 from kvactors.actors.turns.reply import Reply
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.conversation.chat_format import ChatFormat
-from kvactors.core.conversation.token_offsets import whole_text
+from kvactors.core.conversation.token_offsets import Detokenizer
 from kvactors.core.errors import BlockingCall, KvactorsError
 from kvactors.core.schedule.events import Tokens
 from kvactors.core.schedule.logprobs import TokenLogprob
@@ -221,32 +221,22 @@ class _Pieces:
 class _Text:
     """The text of the tokens so far, `behind` some, as far as later tokens cannot change it.
 
-    Each step decodes the last tokens shown and the new ones, and takes the difference: some
-    decoders strip a space at the beginning of what they are given. A character of several
-    tokens shows once it is whole, and what may become a stop string is held back: stop strings
-    are looked for in that and what is new alone.
+    What may become a stop string is held back: stop strings are looked for in that and what is new
+    alone.
     """
 
     def __init__(self, chat: ChatFormat, stop: Sequence[str], behind: Sequence[int] = ()) -> None:
-        self._chat = chat
+        self._eos = chat.eos
+        self._said = Detokenizer(chat.decode, behind)
         self._stop = stop
         self._hold = max((len(string) - 1 for string in stop), default=0)
         self._text = ""
         self._cuts: list[int] = []
-        self._shown = list(behind)
-        self._fresh: list[int] = []
 
     def add(self, tokens: Sequence[int]) -> str:
         """All text that is certain after these further tokens."""
         begin = max(0, len(self._text) - self._hold)
-        self._fresh += [token for token in tokens if token not in self._chat.eos]
-        before = whole_text(self._chat.decode, self._shown)
-        after = self._chat.decode([*self._shown, *self._fresh])
-        if self._fresh and not after.endswith("\ufffd"):
-            self._text += after[len(before) :]
-            # What begins in the middle of a character says nothing alone.
-            cut = before != self._chat.decode(self._shown)
-            self._shown, self._fresh = [*self._shown * cut, *self._fresh], []
+        self._text += self._said.add([token for token in tokens if token not in self._eos])
         found = (self._text.find(string, begin) for string in self._stop)
         self._cuts += (place for place in found if place >= 0)
         return self._text[: min(self._cuts, default=max(0, len(self._text) - self._hold))]

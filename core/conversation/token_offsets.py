@@ -1,4 +1,5 @@
-"""Where each token ends in the text it stands for, found by decoding alone. Pure: any thread.
+"""Where each token ends in the text it stands for, and what text tokens say as they come, found by
+decoding alone. Pure: any thread.
 
     token_ends(decode, tokens of "a 🦊b", "a 🦊b")      byte-level: "a", " ", 4 bytes, "b"
     -> [1, 2, 3, 3, 3, 3, 4]
@@ -13,7 +14,14 @@ from collections.abc import Callable, Sequence
 
 from kvactors.core.conversation.hashing import common_prefix
 
-__all__ = ["token_boundary", "token_ends", "whole_text", "written_ends", "written_within"]
+__all__ = [
+    "Detokenizer",
+    "token_boundary",
+    "token_ends",
+    "whole_text",
+    "written_ends",
+    "written_within",
+]
 
 # Tokens that one character, or a run of characters decoded together, may take.
 LONGEST_GROUP = 32
@@ -53,6 +61,33 @@ def token_ends(
 def whole_text(decode: Callable[[Sequence[int]], str], token_ids: Sequence[int]) -> str:
     """The text of `token_ids` by `decode`, without a last character that more of them complete."""
     return decode(token_ids).rstrip(INCOMPLETE)
+
+
+class Detokenizer:
+    """What tokens say as they come, by `decode`, `behind` some others. One thread at a time.
+
+    Some decoders strip a space at the beginning of what they are given: the last tokens shown are
+    decoded with those that are new. A character of several tokens shows once it is whole.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], behind: Sequence[int] = ()) -> None:
+        self._decode = decode
+        self._shown, self._fresh = list(behind), list[int]()
+        self._before = whole_text(decode, behind)
+        # What begins in the middle of a character says nothing alone.
+        self._cut = self._before != decode(behind)
+
+    def add(self, tokens: Sequence[int]) -> str:
+        """The text that is whole with these further tokens, which no later ones change."""
+        self._fresh += tokens
+        both = [*self._shown, *self._fresh]
+        after = self._decode(both)
+        if not self._fresh or after.endswith(INCOMPLETE):
+            return ""
+        said = after[len(self._before) :]
+        self._shown, self._fresh = both if self._cut else self._fresh, []
+        self._before, self._cut = self._decode(self._shown), False
+        return said
 
 
 def token_boundary(ends: Sequence[int], characters: int) -> int:

@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
+from kvactors.core.conversation.token_offsets import whole_text
 from kvactors.core.errors import ContextExceeded, TemplateError
 
 __all__ = ["ANSWER", "NEAR", "NO_VARIABLES", "QUESTION", "TemplateText", "TokenText", "vocabulary"]
@@ -138,7 +139,7 @@ class TokenText:
         while end and tokens[end - 1] in self.eos:
             end -= 1
         text = self.decode(tokens[:end])
-        behind = len(self.decode(tokens[:begun]).rstrip("\ufffd")) if stop else 0
+        behind = len(whole_text(self.decode, tokens[:begun])) if stop else 0
         cuts = [place for place in (text.find(string, behind) for string in stop) if place >= 0]
         shown = min(cuts, default=len(text))
         return text[:shown], text[shown:] + self.decode(tokens[end:])

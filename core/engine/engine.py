@@ -258,8 +258,7 @@ class Engine:
             self._queue_again()
         self.execution.leave(request)
         self._admission.ended(request)
-        gone = request.passing or request.lends
-        exported = () if gone else self._transfer.export(request)
+        exported = () if request.forgotten else self._transfer.export(request)
         self._events.append(Finished(request, reason, self._clock(), exported))
 
     def _abort(self, request: Request, error: Exception) -> None:

@@ -170,8 +170,7 @@ class Memory:
         target, most, choice = request.target, request.most_tokens, request.longest_choice
         spec, extent, have = request.form.spec, self.running.extent, request.past
         held = max(have, request.shared)
-        gone = request.passing or request.lends
-        kept = 0 if gone else spec.bytes_to_keep(most, held)
+        kept = 0 if request.forgotten else spec.bytes_to_keep(most, held)
         checkpoints = MOST_CHECKPOINTS if have else 1
         past = spec.bytes_per_token * held + checkpoints * spec.checkpoint_bytes(held)
         begun = bytes_of(extent(len(request.tokens) + choice)) + past

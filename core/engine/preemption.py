@@ -221,8 +221,7 @@ class Preemption:
         request = min(active, key=lambda r: (r.priority, -r.arrival))
         cache = self._memory.hot.touch(request.agent_id)
         borrowed = cache.borrowed or not cache.end
-        gone = request.passing or request.lends
-        if not gone and self.make_room_to_keep(request):
+        if not request.forgotten and self.make_room_to_keep(request):
             try:
                 self.keep(request)
             except Exception as error:

@@ -105,6 +105,12 @@ class Request:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
+    def forgotten(self) -> bool:
+        """Whether its agent will have no KV of it: none is written, nor does anybody leave memory
+        for what may stay."""
+        return self.passing or self.lends
+
+    @property
     def past(self) -> int:
         """Tokens of the prompt that its agent had before: the store may have their KV."""
         return self.prompt - self.fresh

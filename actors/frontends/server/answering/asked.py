@@ -51,6 +51,8 @@ def continuation(
         system = agent.system_prompt or ""
     said, turns = tuple(map(dialect.turn, new)), agent.transcript().turns
     begun = _begun(dialect, inquiry, plan, turns)
+    if not begun:
+        return Continuation(plan.keep, said, system), ()
     known = Transcript(dialect.chat, "", system)
     known.turns = list(turns)
     answer = begun_answer(known, len(turns) if new else plan.keep, begun)

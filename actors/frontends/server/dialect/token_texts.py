@@ -7,14 +7,13 @@ from weakref import WeakKeyDictionary
 
 from kvactors.actors.frontends.server.exchange.events import TokenLogprob
 from kvactors.core.conversation.chat_format import ChatFormat
-from kvactors.core.conversation.token_offsets import whole_text
+from kvactors.core.conversation.token_offsets import Detokenizer
 from kvactors.core.schedule.logprobs import TokenLogprob as Scored
 
 __all__ = ["TokenLine", "TokenTexts"]
 
 # Of tokens in the middle of a line, as long as there is their tokenizer.
 _texts = WeakKeyDictionary[ChatFormat, dict[int, str]]()
-INCOMPLETE = "\ufffd"
 
 
 class TokenTexts:
@@ -27,8 +26,7 @@ class TokenTexts:
     def __init__(self, chat: ChatFormat, *, ends: bool = False, behind: Sequence[int] = ()) -> None:
         self._chat = chat
         self._silent = frozenset[int]() if ends else chat.eos
-        self._shown = list(behind)
-        self._fresh: list[int] = []
+        self._said = Detokenizer(chat.decode, behind)
 
     def tell(self, tokens: Iterable[Scored]) -> tuple[TokenLogprob, ...]:
         """The next tokens, with their texts and those of the likeliest at their places."""
@@ -36,22 +34,8 @@ class TokenTexts:
 
     def _tell(self, given: Scored) -> TokenLogprob:
         top = tuple((token, _alone(self._chat, token), logprob) for token, logprob in given.top)
-        return TokenLogprob(given.token, self._add(given.token), given.logprob, top)
-
-    def _add(self, token: int) -> str:
-        """What the next token adds to the text."""
-        if token in self._silent:
-            return ""
-        self._fresh.append(token)
-        # Some decoders strip a space at the beginning of what they are given.
-        before = whole_text(self._chat.decode, self._shown)
-        after = self._chat.decode([*self._shown, *self._fresh])
-        if after.endswith(INCOMPLETE):
-            return ""
-        # What begins in the middle of a character says nothing alone.
-        cut = before != self._chat.decode(self._shown)
-        self._shown, self._fresh = [*self._shown * cut, *self._fresh], []
-        return after[len(before) :]
+        text = "" if given.token in self._silent else self._said.add([given.token])
+        return TokenLogprob(given.token, text, given.logprob, top)
 
 
 class TokenLine:

@@ -36,7 +36,6 @@ __all__ = ["MOST_ANSWERS", "MOST_TOKENS", "ChatBody", "inquiry_of", "mode_of", "
 
 MOST_TOKENS = 4096
 MOST_ANSWERS = 16
-_RESULTS = ("tool", "function")
 # Kinds of tool choices that are objects.
 _CHOICES = (None, "function", "allowed_tools")
 _MODES: dict[str | None, Literal["auto", "none", "required"]] = {
@@ -131,7 +130,9 @@ def skipped(body: ChatBody) -> list[str]:
     choice = body.tool_choice
     if isinstance(choice, dict) and choice.get("type") not in _CHOICES:
         found.append(f"tool_choice: {choice['type']}")
-    if any(said.get("name") and said.get("role") not in _RESULTS for said in body.messages):
+    if any(
+        said.get("name") and _ROLES.get(str(said.get("role"))) != "tool" for said in body.messages
+    ):
         found.append("messages.name")
     found += unmet(body.reasoning, "effort", "enabled")
     return found + body.unguided() + unheld("response_format", _form(body))
