@@ -23,6 +23,7 @@ __all__ = [
     "HeldPieces",
     "LayerPieces",
     "Piece",
+    "common_end",
     "cut_piece",
     "join_pieces",
     "make_trunk",
@@ -63,6 +64,13 @@ class Piece:
     def whole(self) -> bool:
         """Whether a row can go on from its end: every layer has what it needs of the past."""
         return all(self.groups)
+
+
+def common_end(one: Iterable[Piece], other: Iterable[Piece]) -> int:
+    """How many of their first tokens two agents, with `one`'s pieces and the `other`'s, hold
+    once."""
+    both = takewhile(lambda pair: pair[0] is pair[1], zip(one, other, strict=False))
+    return max((piece.end for piece, _ in both), default=0)
 
 
 class LayerPieces:

@@ -11,13 +11,14 @@ with a checkpoint there, and old ones lose it.
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, takewhile
+from itertools import pairwise
 
 from kvactors.core.arena.arena import Arena
 from kvactors.core.arena.pieces import (
     LONGEST_PIECE,
     HeldPieces,
     Piece,
+    common_end,
     cut_piece,
     join_pieces,
     thin_out,
@@ -199,13 +200,20 @@ class HotCaches:
             self.blocks.shrink(agent_id, block_floor(common))
         return common
 
+    def common(self, one: str, other: str) -> int:
+        """How many of their first tokens two agents hold once: `one` and the `other`."""
+        caches = self._caches.get(one), self._caches.get(other)
+        return common_end(*(cache.pieces if cache else () for cache in caches))
+
     def share(self, donor: str, agent_id: str, tokens: Sequence[int]) -> HotCache:
-        """Let `agent_id`, which has no cache, begin with what the `donor` has of `tokens`."""
-        source = self._caches[donor]
+        """Let `agent_id` begin with what the `donor` has of `tokens`. What is stored of its own
+        stays so far as it holds the same."""
+        source, same = self._caches[donor], self.common(donor, agent_id)
         common = source.reusable(common_prefix(source.tokens, tokens))
         cache = self.adopt(agent_id, self._first(source.pieces, common), source.tokens[:common])
         cache.shared = min(source.shared, cache.aligned(common))
-        cache.borrowed = True
+        cache.limit_saved(same)
+        cache.borrowed = cache.borrowed or not same
         self.blocks.free(agent_id)
         self.blocks.share(donor, agent_id, cache.end)
         return cache
@@ -226,11 +234,9 @@ class HotCaches:
         if not self.held.common(mine[:1]):
             return
         for other, cache in self._caches.items():
-            both = zip(mine, cache.pieces, strict=False)
-            common = [piece.end for piece, its in takewhile(lambda pair: pair[0] is pair[1], both)]
-            if other != agent_id and common:
+            if other != agent_id and (common := common_end(mine, cache.pieces)):
                 self.blocks.free(agent_id)
-                self.blocks.share(other, agent_id, common[-1])
+                self.blocks.share(other, agent_id, common)
                 self.blocks.allocate(agent_id, held)
                 return
 

@@ -23,6 +23,8 @@ MOST_BEGINNINGS = 32_768
 MOST_DONORS = 64
 # Of those that begin alike, how many are asked for how much.
 LOOKED_AT = 8
+# Tokens for which it is worth to go on with another's, which may have to be cut.
+WORTH_A_CUT = 32
 # Turns of nobody, whose KV others may begin with until memory is wanted.
 MOST_LENT = 8
 
@@ -133,7 +135,8 @@ class PrefixSharing:
         )
         tokens, other = next(urgent, (0, request))
         own = self._common(self._hot.get(request.agent_id), request)
-        if not _is_better(tokens, own, request) or self.donor(request, tokens)[0]:
+        same = self._hot.common(other.agent_id, request.agent_id)
+        if not _is_better(tokens, own, same, request) or self.donor(request, tokens)[0]:
             return False
         if tokens > other.offered:
             # More of it is another's beginning than was known.
@@ -144,7 +147,7 @@ class PrefixSharing:
         elif other.cached >= other.offered:
             # There was no room to keep it.
             return False
-        return other.offered - other.cached <= 2 * tokens
+        return other.offered - max(other.cached, same) <= 2 * (tokens - own)
 
     def prepare(self, request: Request, asks_for_more: Callable[[Request], bool]) -> None:
         """Cut the agent's cache to what the turn has in common with it; where another's has more
@@ -156,17 +159,15 @@ class PrefixSharing:
         common = self._hot.keep_common(agent_id, self._reusable(request), request.form.spec)
         if common < had:
             logger.debug("%r goes back from token %d to %d", agent_id, had, common)
-        if not _is_better(len(request.tokens), common, request) or asks_for_more(request):
+        if not _is_better(len(request.tokens), common, common, request) or asks_for_more(request):
             return
         donor, tokens = self.donor(request)
-        if _is_better(tokens, common, request):
-            # The first tokens of all conversations may be the same.
-            unwritten = cache.unwritten if cache else 0
-            self._hot.drop(agent_id)
-            end = len(request.tokens) if self._by_block else request.shared
+        end = len(request.tokens) if self._by_block else request.shared
+        same = self._hot.common(donor, agent_id)
+        # The first tokens of all conversations may be the same.
+        if _is_better(min(tokens, end), common, same, request):
             cache = self._hot.share(donor, agent_id, self._reusable(request)[:end])
-            cache.unwritten = unwritten
-            self.shared_tokens += cache.end
+            self.shared_tokens += cache.end - same
 
     def _longest_first(
         self, request: Request, known: Mapping[Beginning, object]
@@ -195,7 +196,9 @@ class PrefixSharing:
         return request.tokens[: request.target]
 
 
-def _is_better(tokens: int, own: int, request: Request) -> bool:
-    """Whether so many `tokens` of another are better for a turn than its agent's `own`, which may
-    be stored already: all of the system prompt, or much more."""
-    return own < request.shared <= tokens or tokens - own >= max(BLOCK_TOKENS, own)
+def _is_better(tokens: int, own: int, same: int, request: Request) -> bool:
+    """Whether so many `tokens` of another are better for a turn than its agent's `own`: all of the
+    system prompt, or more than it lets go of, which may be stored already. That is what the two do
+    not hold once: the first of its own, `same`, stay."""
+    least = WORTH_A_CUT if same else BLOCK_TOKENS
+    return own < request.shared <= tokens or tokens - own >= max(least, own - same)
