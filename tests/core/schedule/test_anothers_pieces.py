@@ -183,3 +183,21 @@ def test_what_ones_own_has_of_its_own_is_given_up_only_for_as_much_more(
     assert again.kept == 300 + (more - 1) * taken
     assert end.exported[0].start == (0 if taken else 256)
     disk.check()
+
+
+def test_what_is_stored_of_what_is_given_up_is_written_anew(disk: Disk) -> None:
+    known, more = forked(disk), prompt_of(600, seed=8)
+    told = [*TEXT[:300], *more]
+    for name, length in (("a", 300), ("b", 900)):
+        request = turn(name, known, told[:length])
+        # What they have of it is not held once.
+        request.tenant = None if name == "a" else ""
+        disk.say(request)
+
+    again = turn("a", [*known, *TEXT[:300]], more)
+    end = disk.say(again)["a"]
+
+    assert again.kept == len(again.tokens[: again.prompt]) - 1
+    assert end.exported[0].start == 512
+    disk.say(turn("parent", known, [3]), turn("c", known, [4]))
+    disk.check()
