@@ -143,7 +143,7 @@ def make_request(
         sampling=sampling,
         generate=asked.answer,
         stop_tokens=chat.eos,
-        matcher=StopMatcher(sampling.stop, chat.decode),
+        matcher=StopMatcher(sampling.stop, chat.decode, draft.begun.token_ids),
         fresh=len(tokens) - known,
         serial=ask.ticket.serial,
         stream=ask.ticket.tokens is not None,

@@ -82,8 +82,13 @@ class Detokenizer:
         self._fresh += tokens
         both = [*self._shown, *self._fresh]
         after = self._decode(both)
-        if not self._fresh or after.endswith(INCOMPLETE):
+        if not self._fresh:
             return ""
+        if after.endswith(INCOMPLETE):
+            # Of one character the end may come with the beginning of the next.
+            said = after.rstrip(INCOMPLETE)[len(self._before) :]
+            self._before += said
+            return said
         said = after[len(self._before) :]
         self._shown, self._fresh = both if self._cut else self._fresh, []
         self._before, self._cut = self._decode(self._shown), False

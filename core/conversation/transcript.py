@@ -81,7 +81,7 @@ class Transcript:
         for entry, asked in zip(entries, finishes, strict=True):
             self.turns.append(self._read(Source(record["tokenizer"], entry, asked)))
         if "request" in record:
-            self.answered.note(record["request"], self.turns[keep:])
+            self.answered.note(record["request"], self.turns, len(entries))
 
     def under(self, chat: ChatFormat, tokenizer_id: str) -> "Transcript":
         """The same memory under another model's tokenizer, or itself. Raises TemplateError."""
@@ -206,7 +206,7 @@ class Transcript:
         self.turns = [*self.turns[:keep], *turns]
         if request_id is not None:
             record["request"] = request_id
-            self.answered.note(request_id, turns)
+            self.answered.note(request_id, self.turns, len(turns))
         return record
 
     def _frame(self, role: str, text: str, after: Sequence[Turn], *, answer: bool) -> str:

@@ -58,10 +58,10 @@ def _split(start: int, end: int, shared: int) -> list[tuple[int, int]]:
 class HotCache:
     """`pieces` hold the KV of `tokens`, from the first on, all in one form.
 
-    `saved_ends` are the ends of the ranges that the store has or was given, ascending;
-    `unwritten` counts the bytes of those still on their way. The first `shared` tokens
-    (`aligned`) are a beginning that other agents have too. It is `borrowed` until
-    a turn of the agent's own has ended with it.
+    `saved_ends` are the ends of the ranges that the store has or was given, ascending; `unwritten`
+    counts the bytes of those still on their way. The first `shared` tokens (`aligned`) are a
+    beginning that other agents have too. It is `borrowed` until a turn of the agent's own has ended
+    with it. What is `lent` is of nobody.
     """
 
     spec: ModelCacheSpec
@@ -71,6 +71,7 @@ class HotCache:
     unwritten: int = 0
     shared: int = 0
     borrowed: bool = False
+    lent: bool = False
     last_used: float = 0.0
 
     @property
@@ -166,11 +167,6 @@ class HotCaches:
             self.held.release(cache.pieces)
         self.blocks.free(agent_id)
 
-    def leave_first(self, agent_ids: Iterable[str]) -> None:
-        """Of those that may be evicted these are the first, in this order."""
-        known = [agent_id for agent_id in agent_ids if agent_id in self._caches]
-        self._caches = {agent_id: self._caches.pop(agent_id) for agent_id in known} | self._caches
-
     def settle(self, agent_id: str) -> None:
         """After a turn: hold the blocks of what is cached, no more."""
         cache = self._caches.get(agent_id)
@@ -265,12 +261,12 @@ class HotCaches:
             self._replace(cache, fewer)
 
     def idle(
-        self, busy: Collection[str], read: Collection[Piece] = frozenset()
+        self, busy: Collection[str], read: Collection[Piece] = (), *, lent: bool = False
     ) -> Iterator[IdleAgent]:
-        """Agents that may be evicted, least recently used first: not busy, and nothing of theirs
-        is being written. Pieces that are `read` by rows stay in memory without them."""
+        """Agents that may be evicted, or what is `lent`, least recently used first: not busy, and
+        not being written. Pieces that are `read` by rows stay in memory without them."""
         for agent_id, cache in self._caches.items():
-            if agent_id not in busy and not cache.unwritten:
+            if agent_id not in busy and not cache.unwritten and cache.lent == lent:
                 # What dropping it would free.
                 own = [p for p in cache.pieces if p not in read and self.held.holders[p] == 1]
                 size = sum(piece.nbytes for piece in own)

@@ -12,6 +12,8 @@ The budget bounds the sum. GPU thread only.
 
 import gc
 from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import chain
 from time import perf_counter
 from typing import Protocol
 
@@ -223,13 +225,16 @@ class Memory:
         return True
 
     def evict_until(self, done: Callable[[], bool], busy: Iterable[str]) -> bool:
-        """Evict idle agents in the policy's order until `done`; whether it is. Those that are
-        `busy` or run stay: a turn that was admitted has no row yet, and begins with its cache."""
+        """Evict what is lent, then idle agents in the policy's order until `done`; whether it is.
+        Those that are `busy` or run stay: a turn that was admitted has no row yet, and begins with
+        its cache."""
         if done():
             return True
         taken = {*busy, *(request.agent_id for request in self.running.active)}
         read = self.rows.read
-        for agent in in_order(self._eviction, lambda: self.hot.idle(taken, read), self._clock):
+        idle = partial(self.hot.idle, taken, read)
+        lent = in_order(None, partial(idle, lent=True), self._clock)
+        for agent in chain(lent, in_order(self._eviction, idle, self._clock)):
             self.hot.drop(agent.agent_id)
             self.evictions += 1
             if self._tracer.on:

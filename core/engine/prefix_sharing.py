@@ -5,6 +5,7 @@ only.
 """
 
 import logging
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 
@@ -45,6 +46,8 @@ class PrefixSharing:
         # Those that were offered last at the end.
         self._donors: OrderedDict[Beginning, dict[str, None]] = OrderedDict()
         self._lent = dict[str, None]()
+        # No agent has such a name.
+        self._key = f"(lent {secrets.token_hex(8)})"
 
     def __len__(self) -> int:
         """How many agents it remembers, once for each beginning."""
@@ -84,16 +87,15 @@ class PrefixSharing:
 
     def _lend(self, agent_id: str) -> str:
         """Let somebody else have what an agent has, who is forgotten now."""
-        lender = f"{agent_id} (lent)"
+        lender = f"{agent_id} {self._key}"
         self._lent.pop(lender, None)
         self._lent[lender] = None
         self._hot.drop(lender)
-        self._hot.fork(agent_id, lender)
+        self._hot.fork(agent_id, lender).lent = True
         if len(self._lent) > MOST_LENT:
             oldest = next(iter(self._lent))
             del self._lent[oldest]
             self._hot.drop(oldest)
-        self._hot.leave_first(self._lent)
         return lender
 
     def donor(self, request: Request, least: int = 0) -> tuple[str, int]:

@@ -1,6 +1,6 @@
 """Request: one record per running sequence, from admission to its last token."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvactors.core.cache.spec import NO_FORM, KVForm
@@ -12,12 +12,20 @@ __all__ = ["Request", "StopMatcher"]
 
 
 class StopMatcher:
-    """Finds stop strings in text as it is decoded, across the borders of tokens."""
+    """Finds stop strings in text as it is decoded by `decode`, across the borders of tokens,
+    `behind` some: a decoder may strip a space at the beginning of what it is given."""
 
-    def __init__(self, stop: tuple[str, ...], decode: Callable[[list[int]], str]) -> None:
+    def __init__(
+        self,
+        stop: tuple[str, ...],
+        decode: Callable[[list[int]], str],
+        behind: Sequence[int] = (),
+    ) -> None:
         self._stop = stop
         self._reach = max((len(text.encode()) for text in stop), default=0) + 8
         self._decode = decode
+        self._behind = list(behind[-self._reach :]) if stop else []
+        self._known = len(decode(self._behind).rstrip("\ufffd")) if self._behind else 0
 
     def matches(self, tokens: list[int], begin: int = 0) -> bool:
         """Whether the text of the tokens generated so far, those from `begin` on, contains a stop
@@ -28,7 +36,10 @@ class StopMatcher:
         """
         if not self._stop:
             return False
-        text = self._decode(tokens[max(begin, len(tokens) - self._reach) :])
+        if len(tokens) - self._reach > begin:
+            text = self._decode(tokens[-self._reach :])
+        else:
+            text = self._decode([*self._behind, *tokens[begin:]])[self._known :]
         return any(stop in text for stop in self._stop)
 
 

@@ -180,6 +180,30 @@ def test_a_request_that_comes_again_is_told_what_it_was_told(
     assert (again.text, again.token_ids) == (rest.text, rest.token_ids)
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_so_is_it_where_its_question_was_known(tmp_path: Path, restarts: bool) -> None:
+    def opened() -> AgentSystem:
+        # Nothing of a raw prompt's answer is a thought.
+        answers = ["<think>a</think>b", " and <think>x</think>so."]
+        puppet = PuppetModel(answers, tokenizer=thinking)
+        system = AgentSystem(puppet, store=tmp_path / "store")
+        use_puppet(system, puppet)
+        return system
+
+    with opened() as system:
+        alice = system.spawn("alice")
+        asked(alice, "Tell", match=True, sampling=of(WHOLE))
+        rest = goes_on(alice, of(WHOLE), request_id="r")
+        again = goes_on(alice, of(WHOLE), request_id="r")
+    if restarts:
+        with opened() as system:
+            again = goes_on(system.spawn("alice"), of(WHOLE), request_id="r")
+
+    assert again.recorded
+    assert (again.text, again.answer) == (rest.text, rest.answer)
+    assert "<think>" in rest.answer
+
+
 def test_a_form_holds_for_all_of_the_answer(open_system: OpenSystem) -> None:
     alice = open_system(chat_model).spawn("alice")
     form = Grammar.json_schema(PERSON)

@@ -214,7 +214,7 @@ def test_the_latest_ids_are_known_and_no_more() -> None:
     turn = Turn("assistant", "yes", (1,), "yes", finish="stop")
 
     for number in range(answered.MOST + 1):
-        requests.note(str(number), [turn])
+        requests.note(str(number), [turn], 1)
 
     assert len(requests) == answered.MOST
     assert requests.get("0") is None

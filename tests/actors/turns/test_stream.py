@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kvactors.actors.turns.stream import ReplyStream, _Text
 from kvactors.actors.turns.ticket import Ticket
 from kvactors.core.conversation.chat_format import ChatFormat
+from kvactors.core.conversation.token_offsets import Detokenizer
 from kvactors.core.schedule.events import Tokens
 from kvactors.core.schedule.request import StopMatcher
 from kvactors.core.testing.models import PlainTokenizer
@@ -69,6 +70,32 @@ def test_a_stop_string_of_the_prompt_ends_no_answer() -> None:
     found = [matcher.matches([0, 1, 2, 3][:end], 1) for end in (2, 3, 4)]
 
     assert found == [False, False, True]
+
+
+def test_a_stop_string_that_begins_with_a_blank_is_found_behind_what_an_answer_goes_on_with() -> (
+    None
+):
+    decode = ChatFormat(Pieces(["Hello", " world", " x", " world"])).decode
+
+    behind = StopMatcher((" world",), decode, [0])
+
+    assert behind.matches([0, 1], 1)
+    assert not behind.matches([1, 0], 1)
+    assert not StopMatcher((" world",), decode).matches([1])
+
+
+def test_a_character_is_shown_when_it_is_whole_though_its_token_begins_another() -> None:
+    pieces = Pieces([])
+    pieces.pieces = [b"d\xe6", b"\x97\xa5\xe6", b"\x97\xa5"]
+    said = Detokenizer(pieces.decode)
+
+    assert [said.add([token]) for token in range(3)] == ["d", "日", "日"]
+
+
+def test_what_an_answer_goes_on_with_stops_nothing() -> None:
+    decode = ChatFormat(Pieces(["a STOP", " b"])).decode
+
+    assert not StopMatcher(("STOP",), decode, [0]).matches([0, 1], 1)
 
 
 @given(st.lists(st.text(st.sampled_from(" abé\n🦊"), min_size=1, max_size=3), max_size=12))

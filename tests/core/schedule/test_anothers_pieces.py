@@ -128,7 +128,9 @@ def test_what_was_taken_of_another_is_ones_own_after_a_restart(
     known = forked(disk)
     for number, name in enumerate("ab"):
         disk.say(turn(name, known, after(number)))
-    tokens = disk.engine.memory.hot.get("b").tokens
+    cache = disk.engine.memory.hot.get("b")
+    assert cache is not None
+    tokens = cache.tokens
     disk.restart()
 
     again = turn("b", [*tokens, 7], [5, 5])

@@ -7,7 +7,9 @@ from makers import LoadGrid, MakeEngine, prompt_of
 from kvactors import Sampling
 from kvactors.core.arena.pieces import LONGEST_PIECE
 from kvactors.core.conversation.hashing import tokens_hash
+from kvactors.core.engine.engine import Engine, EngineConfig
 from kvactors.core.engine.prefix_sharing import MOST_LENT
+from kvactors.core.schedule.eviction import IdleAgent
 from kvactors.core.schedule.request import Request
 from kvactors.core.testing.engines import make_request, run_engine
 
@@ -120,6 +122,41 @@ def test_no_agent_leaves_memory_for_what_nobody_remembers(
 
     assert here == {request.agent_id for request in agents}
     assert here < set(engine.memory.hot)
+
+
+def test_what_is_lent_is_no_matter_of_a_policy(load_grid: LoadGrid) -> None:
+    idle = set[str]()
+
+    def policy(agents: Sequence[IdleAgent], _now: float) -> list[str]:
+        idle.update(agent.agent_id for agent in agents)
+        return sorted(idle)
+
+    engine = Engine(load_grid(), EngineConfig(16, BUDGET, stored=False, eviction=policy))
+    run_engine(engine, [(0, turn("agent", prompt_of(700, seed=1), 0, 1))])
+    text = turn("text", prompt_of(700, seed=2), 0, 1)
+    text.lends = True
+    run_engine(engine, [(0, text)])
+    engine.memory.hot.drop("text")
+    (lent,) = {*engine.memory.hot} - {"agent"}
+
+    assert engine.memory.evict_until(lambda: len(engine.memory.hot) == 1, ())
+    assert list(engine.memory.hot) == ["agent"]
+    assert engine.memory.evict_until(lambda: not len(engine.memory.hot), ())
+
+    assert lent != "text"
+    assert idle == {"agent"}
+
+
+def test_no_name_is_that_of_what_is_lent(load_grid: LoadGrid, make_engine: MakeEngine) -> None:
+    names = set[str]()
+    for _ in range(2):
+        engine = make_engine(load_grid())
+        request = turn("text", WORLD, 0, 1)
+        request.lends = True
+        run_engine(engine, [(0, request)])
+        names |= {*engine.memory.hot} - {"text"}
+
+    assert len(names) == 2
 
 
 def test_what_nobody_remembers_needs_no_more_room_than_it_takes(

@@ -1,16 +1,22 @@
 """A turn that is cancelled by somebody else than its client."""
 
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import openai
 import pytest
+from puppets import Chat, puppet_server, thinking
 from pydantic import create_model
+from seeded import bug, seeded
 
-from kvactors.actors import AgentSystem
+from kvactors.actors import Agent, AgentSystem
+from kvactors.actors.frontends.server.answering.taken import Taken
+from kvactors.actors.frontends.server.exchange.inquiry import Message
+from kvactors.actors.testing import PuppetModel
 
 LONG = {"type": "array", "items": {"type": "string", "minLength": 40}, "minItems": 60}
-ASKED = {
+ASKED: dict[str, Any] = {
     "model": "default",
     "messages": [{"role": "user", "content": "Count."}],
     "max_tokens": 9000,
@@ -74,3 +80,33 @@ def test_half_a_typed_message_is_told_as_an_error(claude: Any, system: AgentSyst
         claude.messages.stream(**asked, output_format=Long, extra_headers=named) as stream,
     ):
         cancelled_at_its_first_text(stream, system, "counts in another", "text")
+
+
+def test_what_its_client_has_not_heard_is_not_said_though_the_turn_had_ended(
+    tmp_path: Path,
+) -> None:
+    @bug(Agent, "end_turn")
+    def it_ends_by_itself(_true: object) -> object:
+        return lambda *_: None
+
+    @bug(Taken, "answer")
+    def its_client_heard_so_much(_true: object) -> object:
+        return property(lambda _: Message("assistant", "It is"))
+
+    puppet = PuppetModel(["It is so. " * 300, "Yes."], tokenizer=thinking)
+    messages = ASKED["messages"]
+    with puppet_server(puppet, tmp_path) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        system: AgentSystem = server.service.system  # type: ignore[assignment]
+        with seeded(it_ends_by_itself), seeded(its_client_heard_so_much):
+            with client, client.chat.completions.create(**{**ASKED, "model": "any"}) as stream:
+                assert any(chunk.choices[0].delta.content for chunk in stream)
+            assert system.wait_idle(60)
+        (agent,) = system.agents()
+        whole = agent.transcript().turns[-1]
+        said = {"role": "assistant", "content": "It is"}
+        Chat(stream=False)(server, [*messages, said, *messages], tools=())
+        behind = [agent.transcript().turns for agent in system.agents()]
+
+    assert (whole.finish, len(whole.text)) == ("stop", len("It is so. " * 300))
+    assert [turns[1].text for turns in behind if len(turns) == 4] == ["It is"]

@@ -99,7 +99,13 @@ def test_the_beginning_of_an_answer_that_nobody_gave_is_gone_on_with(claude: Any
 def test_a_response_goes_on_with_what_it_is_given_last(client: Any) -> None:
     begun = [*ASKED, {"role": "assistant", "content": "Once upon a time"}]
 
-    response = client.responses.create(model="default", input=begun, max_output_tokens=HALF)
+    response = client.responses.create(
+        model="default",
+        input=begun,
+        max_output_tokens=HALF,
+        temperature=0,
+        extra_body={"ignore_eos": True},
+    )
 
     assert response.output_text
     assert not response.output_text.startswith("Once")
@@ -224,9 +230,10 @@ def test_an_answer_of_nothing_is_no_beginning(server: Server) -> None:
     assert answer.json()["usage"]["completion_tokens"] == 2
 
 
-@pytest.mark.parametrize("known", ["Let me look.", ""])
+@pytest.mark.parametrize("known", ["Let me look.", "", "Hi"])
 def test_a_call_that_its_client_has_removed_is_gone(tmp_path: Path, known: str) -> None:
-    called = f"{known}{call('read', path='a')}"
+    # What was said may stand within a thought and within the call, too.
+    called = f"<think>{known} there</think>{known}{call('read', path=f'{known} there')}"
     puppet = PuppetModel([called, " And so on.", "Yes."], tokenizer=thinking)
     with puppet_server(puppet, tmp_path) as server:
         first = Chat(stream=False)(server, ASKED)

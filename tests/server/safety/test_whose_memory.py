@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import xxhash
 from chats import WAIT, post
 from seeded import bug, seeded
 
@@ -60,6 +63,29 @@ def test_an_agent_of_the_program_loses_nothing_to_a_client_that_takes_its_name(
 
     assert alice.transcript().token_ids == remembered
     assert answer.headers["x-kvactors-agent"] == again.headers["x-kvactors-agent"] != "alice"
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_an_agent_that_has_the_name_of_a_text_loses_nothing_to_it(
+    tmp_path: Path, stored: bool
+) -> None:
+    said = {"prompt": "hello there", "max_tokens": 4, "temperature": 0}
+    digest = xxhash.xxh3_64_hexdigest(b" 'hello there'")
+    name = f"text-{digest}-0"
+    with ExitStack() as stack:
+        opened = partial(AgentSystem, FaultyModel(), store=tmp_path / "store", context=4096)
+        system = stack.enter_context(opened())
+        alice = system.spawn(name)
+        alice.ask("remember me", sampling=SHORT).get()
+        remembered = alice.transcript().token_ids
+        if stored:
+            system.stop()
+            system = stack.enter_context(opened())
+        with serve(system, port=0, any_model=True, grace=1) as server:
+            answer = httpx.post(f"{server.url}/v1/completions", json=said, timeout=WAIT).json()
+
+        assert answer["usage"]["prompt_tokens"] == len(system.chat.encode_whole("hello there"))
+        assert system.spawn(name).transcript().token_ids == remembered
 
 
 @pytest.mark.parametrize("change", [lambda frame: b"\0" * len(frame), lambda _: b""])

@@ -1,5 +1,6 @@
 """What an inquiry asks, in the words of the model: turns, drawing, tokens."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -71,9 +72,13 @@ def _begun(dialect: Dialect, inquiry: Inquiry, plan: Plan, turns: Sequence[Turn]
         said, heard = read.text.strip(), begun.text.strip()
         if plan.own or (said == heard and not read.calls):
             return own
-        place = own.rfind(said)
-        if heard and said.startswith(heard) and place >= 0:
-            return own[: place + len(heard)]
+        if heard and said.startswith(heard):
+            # It may stand in thoughts and in calls, too.
+            places = (place.start() for place in re.finditer(f"(?={re.escape(said)})", own))
+            ends = (own[: place + len(heard)] for place in places)
+            known = (end for end in ends if read_whole(dialect, inquiry, end).text.strip() == heard)
+            if end := next(known, ""):
+                return end
     return dialect.beginning(begun, inquiry)[1] if begun.text else ""
 
 

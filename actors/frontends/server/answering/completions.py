@@ -40,28 +40,41 @@ class Completions:
             raise SystemStopped("the server is stopping and takes no more turns")
         if len(self._open) >= self._service.most:
             raise AdmissionFull(f"{len(self._open)} texts are open; {self._service.most} may be")
-        agent_id = self._name(asked)
-        self._open.add(agent_id)
+        agent = await self._nobody(asked)
         try:
             prompt = await asyncio.to_thread(self._prompt, asked)
-            agent = await asyncio.to_thread(self._system.spawn, agent_id)
             async for told in self._told(asked, prompt, agent):
                 yield told
         finally:
             # Its turn, if it still runs, ends with it.
-            work = asyncio.to_thread(self._system.forget, agent_id)
-            forgetting = asyncio.ensure_future(work)
-            forgetting.add_done_callback(lambda _: self._open.discard(agent_id))
-            with suppress(SystemStopped, AgentNotStored):
-                await asyncio.shield(forgetting)
+            await self._forget(agent.agent_id)
 
-    def _name(self, asked: Completion) -> str:
-        """Of the agent: the same for the same prompt, since draws depend on it, whatever others'
-        keys ask meanwhile."""
+    async def _nobody(self, asked: Completion) -> Speaker:
+        """A new agent. Its name is the same for the same prompt, since draws depend on it, whatever
+        others' keys ask meanwhile."""
         said = f"{asked.client.tenant} {asked.prompt!r}"
         digest = xxhash.xxh3_64_hexdigest(said.encode("utf-8", "surrogatepass"))
         names = (f"text-{digest}-{number}" for number in itertools.count())
-        return next(name for name in names if name not in self._open)
+        while True:
+            free = (name for name in names if not self._system.find(name))
+            agent_id = next(name for name in free if name not in self._open)
+            self._open.add(agent_id)
+            try:
+                agent = await asyncio.to_thread(self._system.spawn, agent_id)
+            except BaseException:
+                await self._forget(agent_id)
+                raise
+            if not agent.transcript().turns:
+                return agent
+            # It is somebody's, who was stored.
+            self._open.discard(agent_id)
+
+    async def _forget(self, agent_id: str) -> None:
+        work = asyncio.to_thread(self._system.forget, agent_id)
+        forgetting = asyncio.ensure_future(work)
+        forgetting.add_done_callback(lambda _: self._open.discard(agent_id))
+        with suppress(SystemStopped, AgentNotStored):
+            await asyncio.shield(forgetting)
 
     def _prompt(self, asked: Completion) -> NewTokenIds:
         prompt, system = asked.prompt, self._system

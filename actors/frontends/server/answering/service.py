@@ -150,7 +150,10 @@ class Service:
         """End a turn; what was said and prefilled of it is known from here on."""
         taken.agent.end_turn(taken.ticket)
         with suppress(KvactorsError, asyncio.CancelledError):
-            await self._finish(taken, inquiry, await asyncio.shield(taken.ticket.reply))
+            reply: Reply = await asyncio.shield(taken.ticket.reply)
+            # One that ended meanwhile was not read to its end.
+            unread = replace(reply, finish_reason="cancelled")
+            await self._finish(taken, inquiry, unread)
 
     async def _begin(self, inquiry: Inquiry) -> Taken:
         says = Spoken(self.dialect)
