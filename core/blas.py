@@ -50,8 +50,9 @@ def advise() -> None:
     """Say once in a process what to do, if the CPU will be slow without it."""
     if preload() and _too_late:
         logger.warning(
-            "MLX was imported before OpenBLAS was loaded: import kvactors.core.blas and call its "
-            "preload() before mlx, for prefill about 50 times faster on a CPU"
+            "MLX was imported before OpenBLAS was loaded: import AgentSystem from kvactors before "
+            "mlx, or kvactors.core.blas and call its preload(), for prefill about 50 times faster "
+            "on a CPU"
         )
     if not preload():
         logger.warning(

@@ -46,6 +46,7 @@ from kvactors.actors.turns.checks import check_topic, stays_here
 from kvactors.actors.turns.unsaved import MAX_UNSAVED
 from kvactors.actors.workers.gpu import OnProgress
 from kvactors.actors.workers.switching import SWITCH_INTERVAL
+from kvactors.core import blas
 from kvactors.core.cache.kv_bits import KVBits
 from kvactors.core.cache.spec import ModelCacheSpec
 from kvactors.core.conversation.chat_format import ChatFormat
@@ -58,6 +59,9 @@ from kvactors.persistence.files.encryption import EncryptionKey
 from kvactors.persistence.store.store import DEFAULT_MAX_DISK, Store
 
 __all__ = ["AgentSystem", "default_store"]
+
+# Before MLX, which a program may import next: it takes the BLAS that it finds.
+blas.preload()
 
 
 class AgentSystem:

@@ -68,6 +68,10 @@ def mlx_dispatcher() -> Dispatcher:
             f"MLX cannot be used in a process forked from one that used it (process {pid}): "
             'start it with multiprocessing.get_context("spawn")'
         )
+    # On the thread of whoever starts: MLX clears what that thread has compiled before Python ends,
+    # and no other's. A program that uses MLX on its main thread, too, would crash at its end.
+    import mlx.core  # noqa: F401
+
     return dispatcher
 
 

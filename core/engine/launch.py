@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvactors.core import blas
 from kvactors.core.errors import InvalidConfig
 from kvactors.core.model.info import ModelInfo
 from kvactors.core.model.options import ModelOptions
@@ -68,7 +67,6 @@ class Launch:
     def __call__(self, tracer: Tracer) -> "tuple[ModelInfo, Engine]":
         """The loaded model's description and its engine, which tells `tracer` of its work.
         Raises ModelError, InvalidConfig."""
-        blas.preload()
         import mlx.core as mx
         from mlx_lm.utils import maybe_set_recommended_wired_limit
 

@@ -50,6 +50,25 @@ del system
 gc.collect()
 """
 
+USING_MLX = """
+import sys
+from kvactors.actors import AgentSystem, Sampling
+from kvactors.actors.testing import FaultyModel
+
+with AgentSystem(FaultyModel(), store=sys.argv[1]) as system:
+    alice = system.spawn("alice")
+    print(len(alice.ask("hello", sampling=Sampling(max_tokens=4)).get(timeout=60).token_ids) > 0)
+
+    import mlx.core as mx
+
+    # What one thread has compiled is freed when the process ends.
+    @mx.compile
+    def doubled(x):
+        return 2 * x
+
+    print(doubled(mx.array(2.0)).item())
+"""
+
 
 def run(code: str, store: Path) -> list[str]:
     command = [sys.executable, "-c", code, str(store)]
@@ -77,7 +96,12 @@ def test_a_system_that_nobody_refers_to_any_more_ends_in_order(tmp_path: Path) -
 
 @pytest.mark.skipif(not blas.preload() or sys.platform != "linux", reason="no OpenBLAS to load")
 @pytest.mark.parametrize(
-    ("first", "warned"), [("import mlx.core", True), ("from kvactors.bench import peers", False)]
+    ("first", "warned"),
+    [
+        ("import mlx.core", True),
+        ("from kvactors.bench import peers", False),
+        ("from kvactors import AgentSystem; import mlx.core", False),
+    ],
 )
 def test_who_imports_mlx_too_early_is_told(first: str, warned: bool) -> None:
     """MLX would compute with the BLAS that it found, and nothing else would say so."""
@@ -86,6 +110,10 @@ def test_who_imports_mlx_too_early_is_told(first: str, warned: bool) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
 
     assert ("MLX was imported before OpenBLAS" in done.stderr) == warned
+
+
+def test_a_program_that_uses_mlx_itself_ends_in_order(tmp_path: Path) -> None:
+    assert run(USING_MLX, tmp_path) == ["True", "4.0"]
 
 
 @pytest.mark.skipif(not blas.preload() or sys.platform != "linux", reason="no OpenBLAS to load")
