@@ -59,14 +59,16 @@ with AgentSystem(FaultyModel(), store=sys.argv[1]) as system:
     alice = system.spawn("alice")
     print(len(alice.ask("hello", sampling=Sampling(max_tokens=4)).get(timeout=60).token_ids) > 0)
 
+    import ctypes
     import mlx.core as mx
 
-    # What one thread has compiled is freed when the process ends.
     @mx.compile
     def doubled(x):
         return 2 * x
 
     print(doubled(mx.array(2.0)).item())
+    # Some of mlx-lm's functions are never freed, either.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(doubled))
 """
 
 

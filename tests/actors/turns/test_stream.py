@@ -87,7 +87,7 @@ def test_a_stop_string_that_begins_with_a_blank_is_found_behind_what_an_answer_g
 def test_a_character_is_shown_when_it_is_whole_though_its_token_begins_another() -> None:
     pieces = Pieces([])
     pieces.pieces = [b"d\xe6", b"\x97\xa5\xe6", b"\x97\xa5"]
-    said = Detokenizer(pieces.decode)
+    said = Detokenizer(ChatFormat(pieces).decode)
 
     assert [said.add([token]) for token in range(3)] == ["d", "日", "日"]
 
