@@ -67,6 +67,7 @@ from kvactors.core.errors import (
     Undelivered,
     UnsupportedLayer,
 )
+from kvactors.core.schedule.eviction import IdleAgent
 from kvactors.core.schedule.grammar import Grammar
 from kvactors.core.schedule.sampling import Sampling
 from kvactors.core.schedule.speculation.speculation import DraftModel
@@ -101,6 +102,7 @@ __all__ = [
     "Grammar",
     "GroupSizeMismatch",
     "Health",
+    "IdleAgent",
     "ImportRejected",
     "InvalidAgentId",
     "InvalidConfig",

@@ -98,7 +98,10 @@ class BehaviourActor(SystemActor):
 
     def on_stop(self) -> None:
         """Nothing of it runs any more."""
-        self._drop_runs(SystemStopped(f"the behaviour of {self._agent.agent_id!r} was stopped"))
+        name, kind = self._agent.agent_id, BehaviourFailed if self._cause else SystemStopped
+        lost = kind(f"the behaviour of {name!r} was stopped")
+        lost.__cause__ = self._cause
+        self._drop_runs(lost)
         self._supervisor.ended(self, self._cause)
 
     def on_failure(self, _kind: Any, error: Any, _traceback: Any) -> None:

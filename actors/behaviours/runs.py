@@ -65,17 +65,24 @@ class StopBehaviour:
         self.router.outstanding.end_work()
 
 
+_AWAITED = (
+    "a behaviour awaits the futures of its own methods, of agents and of run_blocking(), nothing "
+    "of asyncio: run_blocking(asyncio.run, work()) runs that"
+)
+
+
 def next_awaited(
     work: Coroutine[Any, Any, Any], error: BaseException | None = None
 ) -> ReplyFuture[Any]:
     """Let the coroutine of a behaviour go on, with this `error` where it waits if there is one,
     until it awaits a future, which is the result, or ends. Raises what it raises."""
-    awaited = work.send(None) if error is None else work.throw(error)
-    while not isinstance(awaited, ReplyFuture):
-        awaited = work.throw(
-            TypeError(
-                "a behaviour awaits the futures of its own methods, of agents and of "
-                "run_blocking(), nothing of asyncio"
-            )
-        )
+    try:
+        awaited = work.send(None) if error is None else work.throw(error)
+        while not isinstance(awaited, ReplyFuture):
+            awaited = work.throw(TypeError(_AWAITED))
+    except RuntimeError as raised:
+        # asyncio's own words.
+        if "event loop" in str(raised):
+            raised.add_note(_AWAITED)
+        raise
     return awaited

@@ -5,6 +5,7 @@ in the order in which they should go; whom it does not name goes after them. It 
 thread, walks all idle agents each time memory is short, and must not block.
 """
 
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,15 @@ def check_eviction(policy: object) -> EvictionPolicy | None:
         return None
     if not callable(policy):
         raise InvalidConfig(f'eviction must be "lru" or a callable: {policy!r}')
+    try:
+        inspect.signature(policy).bind([], 0.0)
+    except TypeError as error:
+        raise InvalidConfig(
+            f"eviction is called as policy(idle agents, now), not as {policy!r}: {error}"
+        ) from None
+    except ValueError:
+        # Of what C has written it may not be known.
+        pass
     return policy
 
 
@@ -65,6 +75,9 @@ def in_order(
 def _named(policy: EvictionPolicy, idle: Sequence[IdleAgent], now: float) -> Iterator[str]:
     """Whom the policy names, up to where it raises."""
     try:
-        yield from policy(idle, now)
+        named = policy(idle, now)
+        if isinstance(named, str):
+            raise TypeError(f"an eviction policy gives ids in an order, not one text: {named!r}")
+        yield from named
     except Exception:
         logger.exception("the eviction policy raised: the longest idle go")

@@ -10,6 +10,7 @@ from kvactors.actors import (
     Agent,
     AgentBehaviour,
     AgentSystem,
+    BehaviourFailed,
     Supervision,
     SystemStopped,
 )
@@ -78,6 +79,23 @@ def test_a_parent_that_restarts_may_begin_the_child_anew_that_failed(system: Age
     assert system.wait_idle(WAIT)
 
     assert parent.request("ping").get(timeout=WAIT) == "ping"
+
+
+def test_who_asked_a_parent_that_ends_with_its_child_is_told_why(system: AgentSystem) -> None:
+    class Child(AgentBehaviour):
+        async def on_message(self, message: Any, sender: Agent | None) -> Any:
+            raise ValueError(message)
+
+    class Parent(AgentBehaviour):
+        async def on_message(self, message: Any, sender: Agent | None) -> Any:
+            await self.spawn("child", behaviour=Child(), supervision=Supervision("escalate"))
+            return await self.ask("child", message)
+
+    parent = system.spawn("parent", behaviour=Parent())
+
+    with pytest.raises(BehaviourFailed, match="'parent' was stopped") as raised:
+        parent.request("broken").get(timeout=WAIT)
+    assert repr(raised.value.__cause__) == "ValueError('broken')"
 
 
 def test_a_parent_need_not_have_a_behaviour(system: AgentSystem) -> None:

@@ -60,12 +60,17 @@ def test_whatever_a_behaviour_does_can_be_awaited(system: AgentSystem) -> None:
     assert (done[7].turns, done[8]) == (0, None)
 
 
-def test_a_behaviour_that_awaits_something_of_asyncio_is_told_so(system: AgentSystem) -> None:
+@pytest.mark.parametrize(("seconds", "kind"), [(0, TypeError), (0.1, RuntimeError)])
+def test_a_behaviour_that_awaits_something_of_asyncio_is_told_so(
+    system: AgentSystem, seconds: float, kind: type[Exception]
+) -> None:
     async def sleep(me: AgentBehaviour) -> None:
-        await asyncio.sleep(0)
+        await asyncio.sleep(seconds)
 
-    with pytest.raises(TypeError, match="nothing of asyncio"):
+    with pytest.raises(kind) as raised:
         run(system, sleep)
+    told = [str(raised.value), *getattr(raised.value, "__notes__", ())]
+    assert "nothing of asyncio" in told[-1]
 
 
 def test_blocking_work_runs_elsewhere(system: AgentSystem) -> None:

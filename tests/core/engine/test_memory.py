@@ -186,9 +186,9 @@ def test_without_a_policy_the_longest_idle_leaves_first(open_system: OpenSystem)
     assert system.spawn("d").ask([4], sampling=ANSWER).get(timeout=WAIT).cache == "cold"
 
 
-@pytest.mark.parametrize("wrong", [{"eviction": "worth"}, {"isolation": "maybe"}])
+@pytest.mark.parametrize("wrong", [{"eviction": "worth"}, {"isolation": "a"}, {"eviction": len}])
 def test_unknown_policies_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidConfig, match=r"must be .lru.|is .shared. or"):
+    with pytest.raises(InvalidConfig, match=r"must be .lru.|is .shared. or|is called as policy"):
         AgentSystem(grid, store=False, **wrong)
 
 
