@@ -65,9 +65,9 @@ def test_an_agent_of_the_program_loses_nothing_to_a_client_that_takes_its_name(
     assert answer.headers["x-kvactors-agent"] == again.headers["x-kvactors-agent"] != "alice"
 
 
-@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize(("stored", "asked"), [(False, True), (True, True), (False, False)])
 def test_an_agent_that_has_the_name_of_a_text_loses_nothing_to_it(
-    tmp_path: Path, stored: bool
+    tmp_path: Path, stored: bool, asked: bool
 ) -> None:
     said = {"prompt": "hello there", "max_tokens": 4, "temperature": 0}
     digest = xxhash.xxh3_64_hexdigest(b" 'hello there'")
@@ -76,7 +76,8 @@ def test_an_agent_that_has_the_name_of_a_text_loses_nothing_to_it(
         opened = partial(AgentSystem, FaultyModel(), store=tmp_path / "store", context=4096)
         system = stack.enter_context(opened())
         alice = system.spawn(name)
-        alice.ask("remember me", sampling=SHORT).get()
+        if asked:
+            alice.ask("remember me", sampling=SHORT).get()
         remembered = alice.transcript().token_ids
         if stored:
             system.stop()
@@ -86,6 +87,7 @@ def test_an_agent_that_has_the_name_of_a_text_loses_nothing_to_it(
 
         assert answer["usage"]["prompt_tokens"] == len(system.chat.encode_whole("hello there"))
         assert system.spawn(name).transcript().token_ids == remembered
+        assert stored or system.find(name) is alice
 
 
 @pytest.mark.parametrize("change", [lambda frame: b"\0" * len(frame), lambda _: b""])
