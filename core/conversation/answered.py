@@ -41,8 +41,8 @@ class AnsweredRequests:
         return found[0] if len(found) > 1 else None
 
     def note(self, request_id: str, turns: Sequence[Turn], new: int) -> None:
-        """The `new` ones at the end of these turns are what was asked under this id, and its
-        answer; the question may be known from before."""
+        """The `new` ones at the end of these `turns` are what was asked under this `request_id`,
+        and its answer; the question may be known from before."""
         found = new and turns[-1].is_answer
         self._answers[request_id] = tuple(turns[-2:]) if found else ()
         if len(self._answers) > MOST:

@@ -40,7 +40,7 @@ core/arena/sessions: core/arena core/attention core/cache core/cache/family core
     core/numbers
 core/sessions: core/arena/sessions core/cache/family
 core/schedule/speculation: core/errors core/conversation core/schedule
-core/engine: core/arena core/arena/compiled core/blas core/cache core/conversation core/errors
+core/engine: core/arena core/arena/compiled core/cache core/conversation core/errors
     core/model core/schedule core/schedule/speculation core/trace
 persistence/backup: persistence/errors persistence/files persistence/store
 persistence: core/cache persistence/commit persistence/errors persistence/files persistence/store
