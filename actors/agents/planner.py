@@ -125,7 +125,7 @@ class Planner:
             past, stays = past[:-1], past[-1:]
         new = _tokens((*stays, *draft.turns, draft.begun))
         new += longest_answer(ask, make_choices(self.transcript, draft, ask))
-        if _tokens(past) + new <= context:
+        if _tokens(past) + new <= context or new > context:
             return None
         reserved = self.policy.max_tokens if isinstance(self.policy, Summarize) else 0
         gap = Gap(*turns_to_drop(self.policy, past, new + reserved, context))

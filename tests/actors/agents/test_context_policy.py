@@ -247,6 +247,17 @@ def test_a_summary_that_leaves_no_room_for_the_turn_is_left_out(
         agent.ask([1] * (CONTEXT - head), sampling=ANSWER).get(timeout=WAIT)
 
 
+def test_for_what_can_never_fit_nothing_is_dropped(system: AgentSystem, caplog: Any) -> None:
+    agent = system.spawn("alice", context_policy=Summarize(max_tokens=40, prompt=PROMPT))
+    fill_up(agent)
+    known = agent.transcript().token_ids
+
+    with pytest.raises(ContextExceeded, match=f"{len(known)} tokens remembered"):
+        agent.ask([1] * CONTEXT, sampling=ANSWER).get(timeout=WAIT)
+
+    assert (agent.transcript().token_ids, caplog.messages) == (known, [])
+
+
 @pytest.mark.parametrize("timeout", [None, 0.1], ids=["cancel", "timeout"])
 def test_a_turn_that_ends_during_its_summary_leaves_no_trace(
     open_grid: OpenSystem, timeout: float | None
