@@ -206,10 +206,11 @@ class HotCaches:
         stays so far as it holds the same."""
         source, same = self._caches[donor], self.common(donor, agent_id)
         common = source.reusable(common_prefix(source.tokens, tokens))
-        cache = self.adopt(agent_id, self._first(source.pieces, common), source.tokens[:common])
+        cache = self.touch(agent_id)
+        cache.borrowed = cache.borrowed or not cache.end
+        self.adopt(agent_id, self._first(source.pieces, common), source.tokens[:common])
         cache.shared = min(source.shared, cache.aligned(common))
         cache.limit_saved(same)
-        cache.borrowed = cache.borrowed or not same
         self.blocks.free(agent_id)
         self.blocks.share(donor, agent_id, cache.end)
         return cache
@@ -267,9 +268,8 @@ class HotCaches:
         not being written. Pieces that are `read` by rows stay in memory without them."""
         for agent_id, cache in self._caches.items():
             if agent_id not in busy and not cache.unwritten and cache.lent == lent:
-                # What dropping it would free.
-                own = [p for p in cache.pieces if p not in read and self.held.holders[p] == 1]
-                size = sum(piece.nbytes for piece in own)
+                freed = [p for p in cache.pieces if p not in read and self.held.holders[p] == 1]
+                size = sum(piece.nbytes for piece in freed)
                 yield IdleAgent(agent_id, size, cache.end, cache.last_used, cache.saved)
 
     def check(self) -> None:

@@ -9,7 +9,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 
-from kvactors.core.cache.blocks import BLOCK_TOKENS
+from kvactors.core.cache.blocks import BLOCK_TOKENS, block_floor
 from kvactors.core.conversation.hashing import common_prefix, prefix_hashes
 from kvactors.core.engine.hot_cache import HotCache, HotCaches
 from kvactors.core.model.load import LoadedModel
@@ -129,23 +129,25 @@ class PrefixSharing:
         """Whether a turn is to wait for one of those by whom its beginning is just `prefilled`,
         since nobody has as much of it yet: that is offered when it is there. For one that is less
         urgent it waits for a system prompt alone."""
-        known = self._longest_first(request, prefilled)
         urgent = (
             (tokens, prefilled[beginning])
-            for tokens, beginning in known
+            for tokens, beginning in self._longest_first(request, prefilled)
             if tokens == request.shared or prefilled[beginning].priority >= request.priority
         )
-        tokens, other = next(urgent, (0, request))
+        known, other = next(urgent, (0, request))
+        tokens, least = known, min(known, request.target)
+        if known and self._by_block:
+            # Behind its last whole block they may have more in common.
+            tokens = common_prefix(other.tokens[: other.target], request.tokens)
         own = self._common(self._hot.get(request.agent_id), request)
         same = self._hot.common(other.agent_id, request.agent_id)
-        if not _is_better(tokens, own, same, request) or self.donor(request, tokens)[0]:
+        if tokens < least or not _is_better(tokens, own, same, request):
+            return False
+        if self.donor(request, known)[1] >= min(tokens, request.target):
             return False
         if tokens > other.offered:
             # More of it is another's beginning than was known.
-            common = common_prefix(other.tokens[: other.target], request.tokens)
-            if common < min(tokens, request.target):
-                return False
-            other.awaited = common
+            other.awaited = tokens
         elif other.cached >= other.offered:
             # There was no room to keep it.
             return False
@@ -200,7 +202,7 @@ class PrefixSharing:
 
 def _is_better(tokens: int, own: int, same: int, request: Request) -> bool:
     """Whether so many `tokens` of another are better for a turn than its agent's `own`: all of the
-    system prompt, or more than it lets go of, which may be stored already. That is what the two do
-    not hold once: the first of its own, `same`, stay."""
+    system prompt, or more than it lets go of, which may be stored already. That are whole blocks
+    behind the first, `same`, which the two hold once: those stay, and others are written anew."""
     least = WORTH_A_CUT if same else BLOCK_TOKENS
-    return own < request.shared <= tokens or tokens - own >= max(least, own - same)
+    return own < request.shared <= tokens or tokens - own >= max(least, block_floor(own) - same)

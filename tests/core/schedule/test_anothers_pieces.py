@@ -122,6 +122,20 @@ def test_forks_that_are_told_the_same_compute_it_once(
     assert requests[1].generated == alone(make_engine, load_grid, requests[1])
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("length", [60, 100, 150, 300])
+def test_who_is_told_little_at_once_waits_for_it(disk: Disk, length: int, restarted: bool) -> None:
+    known = forked(disk)
+    if restarted:
+        disk.restart()
+    told = [[*TEXT[:length], 100 + n, *prompt_of(20, seed=n)] for n in range(3)]
+    requests = [turn(name, known, text) for name, text in zip("abc", told, strict=True)]
+
+    disk.say(*requests)
+
+    assert [r.kept for r in requests] == [len(known) - 1, *[len(known) + length] * 2]
+
+
 def test_what_was_taken_of_another_is_ones_own_after_a_restart(
     disk: Disk, load_grid: LoadGrid, make_engine: MakeEngine
 ) -> None:
@@ -183,6 +197,7 @@ def test_what_ones_own_has_of_its_own_is_given_up_only_for_as_much_more(
     end = disk.say(again)["own"]
 
     assert again.kept == 300 + (more - 1) * taken
+    assert again.cache_state == "hot"
     assert end.exported[0].start == (0 if taken else 256)
     disk.check()
 
