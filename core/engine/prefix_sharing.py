@@ -135,15 +135,16 @@ class PrefixSharing:
             if tokens == request.shared or prefilled[beginning].priority >= request.priority
         )
         known, other = next(urgent, (0, request))
-        tokens, least = known, min(known, request.target)
+        tokens = min(known, request.target)
         if known and self._by_block:
             # Behind its last whole block they may have more in common.
-            tokens = common_prefix(other.tokens[: other.target], request.tokens)
+            rest = slice(known, min(known + BLOCK_TOKENS, other.target, request.target))
+            tokens += common_prefix(other.tokens[rest], request.tokens[rest])
         own = self._common(self._hot.get(request.agent_id), request)
         same = self._hot.common(other.agent_id, request.agent_id)
-        if tokens < least or not _is_better(tokens, own, same, request):
+        if tokens > other.target or not _is_better(tokens, own, same, request):
             return False
-        if self.donor(request, known)[1] >= min(tokens, request.target):
+        if self.donor(request, known)[1] >= tokens:
             return False
         if tokens > other.offered:
             # More of it is another's beginning than was known.
