@@ -10,6 +10,11 @@ from kvactors.actors.runtime.futures import ReplyFuture
 
 __all__ = ["ChildFailed", "GivenUp", "Restart", "Resume", "Run", "StopBehaviour", "next_awaited"]
 
+_AWAITED = (
+    "a behaviour awaits the futures of its own methods, of agents and of run_blocking(), nothing "
+    "of asyncio: run_blocking(asyncio.run, work()) runs that"
+)
+
 
 class GivenUp(BaseException):
     """Raised in the handling of a message where it waits: whoever asked waits no longer."""
@@ -63,12 +68,6 @@ class StopBehaviour:
     def reject(self, _error: BaseException | None = None) -> None:
         """It has ended already."""
         self.router.outstanding.end_work()
-
-
-_AWAITED = (
-    "a behaviour awaits the futures of its own methods, of agents and of run_blocking(), nothing "
-    "of asyncio: run_blocking(asyncio.run, work()) runs that"
-)
 
 
 def next_awaited(

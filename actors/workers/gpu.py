@@ -56,6 +56,10 @@ _QUESTIONS = (LoadModel, EncodeFloats, ReadStats, ReadTurns, Check)
 
 @functools.cache
 def _mlx_thread() -> tuple[int, Dispatcher]:
+    # On the thread of whoever starts: MLX clears what that thread has compiled before Python ends,
+    # and no other's. A program that uses MLX on its main thread, too, would crash at its end.
+    import mlx.core  # noqa: F401
+
     return os.getpid(), Dispatcher("kvactors-mlx", 1)
 
 
@@ -68,10 +72,6 @@ def mlx_dispatcher() -> Dispatcher:
             f"MLX cannot be used in a process forked from one that used it (process {pid}): "
             'start it with multiprocessing.get_context("spawn")'
         )
-    # On the thread of whoever starts: MLX clears what that thread has compiled before Python ends,
-    # and no other's. A program that uses MLX on its main thread, too, would crash at its end.
-    import mlx.core  # noqa: F401
-
     return dispatcher
 
 

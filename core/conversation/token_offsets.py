@@ -80,18 +80,18 @@ class Detokenizer:
     def add(self, tokens: Sequence[int]) -> str:
         """The text that is whole with these further tokens, which no later ones change."""
         self._fresh += tokens
-        both = [*self._shown, *self._fresh]
-        after = self._decode(both)
         if not self._fresh:
             return ""
+        both = [*self._shown, *self._fresh]
+        after = self._decode(both)
+        said = after[len(self._before) :]
         if after.endswith(INCOMPLETE):
             # Of one character the end may come with the beginning of the next.
-            said = after.rstrip(INCOMPLETE)[len(self._before) :]
+            said = said.rstrip(INCOMPLETE)
             self._before += said
-            return said
-        said = after[len(self._before) :]
-        self._shown, self._fresh = both if self._cut else self._fresh, []
-        self._before, self._cut = self._decode(self._shown), False
+        else:
+            self._shown, self._fresh = both if self._cut else self._fresh, []
+            self._before, self._cut = self._decode(self._shown), False
         return said
 
 

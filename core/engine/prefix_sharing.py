@@ -135,8 +135,10 @@ class PrefixSharing:
             if tokens == request.shared or prefilled[beginning].priority >= request.priority
         )
         known, other = next(urgent, (0, request))
+        if not known:
+            return False
         tokens = min(known, request.target)
-        if known and self._by_block:
+        if self._by_block:
             # Behind its last whole block they may have more in common.
             rest = slice(known, min(known + BLOCK_TOKENS, other.target, request.target))
             tokens += common_prefix(other.tokens[rest], request.tokens[rest])

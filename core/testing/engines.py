@@ -1,7 +1,8 @@
 """An engine that is stepped by hand, for tests. GPU thread only."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from kvactors.core.cache.segment import Segment
 from kvactors.core.conversation.chat_format import ChatFormat
 from kvactors.core.engine.engine import Engine
 from kvactors.core.schedule.events import Aborted, Finished, KVNeeded
@@ -51,9 +52,11 @@ def run_engine(
     engine: Engine,
     arrivals: Iterable[tuple[int, Request]],
     on_step: Callable[[int], None] | None = None,
+    stored: Mapping[str, Sequence[Segment]] | None = None,
 ) -> dict[str, Finished]:
     """Submit the requests of `arrivals`, (step number, request), to `engine` and run until idle;
-    the end of each agent's turn. Raises the error of a turn that failed.
+    the end of each agent's turn. Raises the error of a turn that failed. What it asks the store
+    for is what is `stored` of each agent.
 
     Checks the engine's bookkeeping after every step. `on_step` may cancel between steps.
     """
@@ -71,7 +74,7 @@ def run_engine(
             elif isinstance(event, Aborted):
                 raise event.error
             elif isinstance(event, KVNeeded):
-                engine.provide(event.agent_id, ())
+                engine.provide(event.agent_id, (stored or {}).get(event.agent_id, ()))
         engine.check()
         step += 1
     return ended

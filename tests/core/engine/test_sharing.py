@@ -49,17 +49,9 @@ def test_who_has_more_than_the_system_prompt_in_the_store_is_restored_beside_oth
     def turn(name: str, known: list[int], new: list[int]) -> Finished:
         request = make_request(name, known, new, ANSWER)
         request.shared, request.prompt_hash, request.tenant = len(beginning), "the same", ""
-        engine.submit(request)
-        ends = list[Finished]()
-        while engine.busy:
-            for event in engine.step():
-                if isinstance(event, KVNeeded):
-                    engine.provide(event.agent_id, stored)
-                elif isinstance(event, Finished):
-                    ends.append(event)
-            engine.check()
-        engine.saved(name, sum(part.nbytes for part in ends[0].exported))
-        return ends[0]
+        (end,) = run_engine(engine, [(0, request)], stored={"warm": stored}).values()
+        engine.saved(name, sum(part.nbytes for part in end.exported))
+        return end
 
     stored += turn("warm", [], [*beginning, *document]).exported
     engine.memory.hot.drop("warm")

@@ -9,9 +9,9 @@ from kvactors import Sampling
 from kvactors.core.arena.wire import same_bytes
 from kvactors.core.cache.segment import Segment
 from kvactors.core.engine.engine import Engine
-from kvactors.core.schedule.events import Finished, KVNeeded
+from kvactors.core.schedule.events import Finished
 from kvactors.core.schedule.request import Request
-from kvactors.core.testing.engines import make_request
+from kvactors.core.testing.engines import make_request, run_engine
 
 ANSWER = Sampling(max_tokens=5)
 TRUNK, TEXT = prompt_of(700), prompt_of(400, seed=1)
@@ -26,17 +26,10 @@ class Disk:
 
     def say(self, *requests: Request) -> dict[str, Finished]:
         """Their turns, all asked at once."""
-        ends = dict[str, Finished]()
-        for request in requests:
-            self.engine.submit(request)
-        while self.engine.busy:
-            for event in self.engine.step():
-                if isinstance(event, KVNeeded):
-                    self.engine.provide(event.agent_id, self.stored.get(event.agent_id, ()))
-                elif isinstance(event, Finished):
-                    ends[event.request.agent_id] = event
-                    self._write(event)
-            self.engine.check()
+        arrivals = [(0, request) for request in requests]
+        ends = run_engine(self.engine, arrivals, stored=self.stored)
+        for end in ends.values():
+            self._write(end)
         return ends
 
     def _write(self, end: Finished) -> None:

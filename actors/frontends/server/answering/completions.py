@@ -55,9 +55,9 @@ class Completions:
         said = f"{asked.client.tenant} {asked.prompt!r}"
         digest = xxhash.xxh3_64_hexdigest(said.encode("utf-8", "surrogatepass"))
         names = (f"text-{digest}-{number}" for number in itertools.count())
+        free = (name for name in names if not (name in self._open or self._system.find(name)))
         while True:
-            free = (name for name in names if not self._system.find(name))
-            agent_id = next(name for name in free if name not in self._open)
+            agent_id = next(free)
             self._open.add(agent_id)
             try:
                 agent = await asyncio.to_thread(self._system.spawn, agent_id)

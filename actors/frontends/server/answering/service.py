@@ -34,7 +34,7 @@ from kvactors.actors.frontends.server.answering.telling import told
 from kvactors.actors.frontends.server.dialect.dialect import Dialect
 from kvactors.actors.frontends.server.dialect.manner import Spoken, spoken
 from kvactors.actors.frontends.server.exchange.answers import Answer
-from kvactors.actors.frontends.server.exchange.inquiry import Client, Inquiry, Manner
+from kvactors.actors.frontends.server.exchange.inquiry import Client, Inquiry, Manner, Message
 from kvactors.actors.frontends.server.identity.canonical import canonical, chains, new_call_id
 from kvactors.actors.frontends.server.identity.index import Index
 from kvactors.actors.frontends.server.identity.plan import Plan
@@ -127,12 +127,12 @@ class Service:
                 broadcast.end()
             else:
                 # Who asked left meanwhile. Nothing is cut off while an agent is being made.
-                await self._give_up(inquiry, taken)
+                await self._give_up(taken)
         except BaseException as error:
             self._drop(broadcast)
             try:
                 if taken is not None:
-                    await self._give_up(inquiry, taken)
+                    await self._give_up(taken)
                     if not broadcast.taken.done():
                         # Once: somebody else may have it a moment later.
                         plan, taken = taken.plan, None
@@ -146,14 +146,13 @@ class Service:
                 self.claims.release(taken.plan)
             self._keep(broadcast)
 
-    async def _give_up(self, inquiry: Inquiry, taken: Taken) -> None:
+    async def _give_up(self, taken: Taken) -> None:
         """End a turn; what was said and prefilled of it is known from here on."""
         taken.agent.end_turn(taken.ticket)
         with suppress(KvactorsError, asyncio.CancelledError):
-            reply: Reply = await asyncio.shield(taken.ticket.reply)
+            await asyncio.shield(taken.ticket.reply)
             # One that ended meanwhile was not read to its end.
-            unread = replace(reply, finish_reason="cancelled")
-            await self._finish(taken, inquiry, unread)
+            await self._finish(taken)
 
     async def _begin(self, inquiry: Inquiry) -> Taken:
         says = Spoken(self.dialect)
@@ -197,7 +196,9 @@ class Service:
         async for event in told(inquiry, taken, self.system.chat):
             broadcast.add(event)
         reply: Reply = await taken.ticket.reply
-        await self._finish(taken, inquiry, reply, broadcast.taken.result().answer_id)
+        # What was cut off is no place of anybody.
+        answer = () if reply.finish_reason == "cancelled" else (taken.answer,)
+        await self._finish(taken, answer, broadcast.taken.result().answer_id)
         thought = await self._count_thoughts(taken.reader.thoughts)
         stop = stop_of(taken.agent, inquiry.sampling.stop)
         ended = replace(ended_of(taken, reply, thought), stop=stop)
@@ -210,20 +211,19 @@ class Service:
         return len(await self.claims.beside(encode)) if thoughts else 0
 
     async def _finish(
-        self, taken: Taken, inquiry: Inquiry, reply: Reply, answer_id: str = ""
+        self, taken: Taken, answer: tuple[Message, ...] = (), answer_id: str = ""
     ) -> None:
-        """Note where each message of the conversation stands in the agent's ledger."""
+        """Note where each message of the conversation stands in the agent's ledger, and its
+        `answer`, of this `answer_id`, if it is whole."""
         plan, conversation = taken.plan, taken.plan.conversation
         last = (conversation.before, *conversation.hashes)[plan.matched]
-        # What was cut off is no place of anybody.
-        answer = () if reply.finish_reason == "cancelled" else (taken.answer,)
         said = (*conversation.compared[plan.matched :], *answer)
         hashes = [last, *chains(last, said)]
 
         known = replace(plan.known, notes=plan.notes)
 
         def note() -> None:
-            self.index.note(known, plan.keep, places_of(taken, reply), answer_id)
+            self.index.note(known, plan.keep, places_of(taken, answer), answer_id)
             self.index.note_said(hashes, [canonical(message) for message in said])
 
         try:

@@ -148,14 +148,14 @@ def ended_of(taken: Taken, reply: Reply, thought: int) -> Ended:
     return Ended(reason, usage)
 
 
-def places_of(taken: Taken, reply: Reply) -> list[Place]:
-    """Where each message of a turn's conversation stands in its agent's ledger."""
+def places_of(taken: Taken, answer: Sequence[Message]) -> list[Place]:
+    """Where each message of the conversation of a turn that was `taken` stands in its agent's
+    ledger, and its `answer`, if it is whole."""
     plan, conversation = taken.plan, taken.plan.conversation
     agent_id, turns = taken.agent.agent_id, taken.agent.transcript().turns
     hashes = list(conversation.hashes[plan.matched :])
-    if reply.finish_reason != "cancelled":
-        before = conversation.hashes[-1] if conversation.hashes else conversation.before
-        hashes += chains(before, [taken.answer])
+    before = conversation.hashes[-1] if conversation.hashes else conversation.before
+    hashes += chains(before, answer)
     # Who begins alike finds the first by its beginning.
     mark = prompt_mark(taken.agent.system_prompt)
     first = [] if plan.keep else [Place(conversation.before, agent_id, 0, mark, plan.begins)]
